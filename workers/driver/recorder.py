@@ -33,7 +33,6 @@ from workers.trial_process.messages import (
 logger = logging.getLogger(__name__)
 
 _BATCH = 500
-_MOST_REST = 0.05
 _TICK = timedelta(microseconds=1)
 _NOT_SAID = {"trial_id", "protocol", "fence", "created_at"}
 _RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if column.key not in _NOT_SAID)
@@ -51,9 +50,6 @@ class _Event:
 class Recorder:
     """Takes reports without waiting and writes them from a thread of its own, what has queued up in one transaction.
 
-    After each it rests for as long as that took, at most `_MOST_REST` seconds, unless somebody waits for all to be
-    written: a transaction of many events costs hardly more than one of one, and where many drivers share a processor
-    those that never rest make each other late.
     While the database is away reports are kept and tried again: every write changes nothing the second time. When
     the lease is lost `lost` is called and nothing is written any more. So too when the database fails for good: what
     was not written goes with the lease, and whoever claims next runs those trials on from their checkpoints.
@@ -77,7 +73,6 @@ class Recorder:
         self._at_work: set[int] = set()
         self._changed = threading.Condition()
         self._muted = False
-        self._awaited = 0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def open(self) -> None:
@@ -141,12 +136,7 @@ class Recorder:
     def flush(self, seconds: float | None = None) -> bool:
         """Waits until all is written, at most so long; whether it is."""
         with self._changed:
-            self._awaited += 1
-            self._changed.notify_all()
-            try:
-                return self._changed.wait_for(lambda: not self._events, seconds)
-            finally:
-                self._awaited -= 1
+            return self._changed.wait_for(lambda: not self._events, seconds)
 
     def _began(self, trial_id: int) -> datetime | None:
         """When the attempt that is at work began."""
@@ -172,12 +162,10 @@ class Recorder:
             with self._changed:
                 self._changed.wait_for(lambda: self._events)
                 batch = [self._events[index] for index in range(min(_BATCH, len(self._events)))]
-            began = time.monotonic()
             try:
                 self._write(batch)
                 backoff.succeeded()
                 stuck = 0
-                self._rest(time.monotonic() - began)
             except LeaseLostError:
                 self._lost()
                 return
@@ -193,11 +181,6 @@ class Recorder:
                 pause = backoff.failed()
                 logger.warning("%d events wait for the database: %s", len(waiting), error)
                 time.sleep(pause)
-
-    def _rest(self, seconds: float) -> None:
-        """Lets more come together, and others to the processor."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._awaited, min(seconds, _MOST_REST))
 
     def _write(self, batch: list[_Event]) -> None:
         """Writes a batch; where it cannot be written whole, each event for itself."""

@@ -119,29 +119,6 @@ def test_everything_arrives(bench: Bench) -> None:
     assert bench.lab.artifact_paths(first) == ["trials/1/1/model"]
 
 
-def test_rests_for_as_long_as_it_wrote_unless_somebody_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction for each event costs drivers that share a processor several times as much as one for many."""
-    write, batches = Recorder._store, list[int]()
-
-    def slowly(recorder: Recorder, events: list[Any]) -> None:
-        batches.append(len(events))
-        write(recorder, events)
-        time.sleep(0.5 if len(batches) == 1 else 0)
-
-    monkeypatch.setattr(Recorder, "_store", slowly)
-    monkeypatch.setattr("workers.driver.recorder._MOST_REST", 60.0)
-    first, second, third = (trial.id for trial in bench.trials())
-    bench.recorder.started(first)
-    while not batches:
-        time.sleep(0.01)
-    bench.recorder.started(second)
-    time.sleep(0.6)  # it has written, and rests
-    assert batches == [1]
-    bench.recorder.started(third)
-    assert bench.recorder.flush(5)
-    assert batches == [1, 2]
-
-
 def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     """For `retry`: `ended`, upon which they are removed, is said of results and of failures of the trial's own."""
     bench, ended = Bench(lab), list[int]()
