@@ -10,7 +10,7 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import Db
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
-from service.api.leaderboards import HEX, metrics_named
+from service.api.leaderboards import metrics_named
 from service.api.openapi_examples.comparisons import COMPARISON, COMPARISON_TEXT
 from service.errors import FieldProblem, QueryError
 from service.leaderboards.cell_scores import EVERYONE
@@ -19,12 +19,10 @@ from service.leaderboards.comparison_sheets import comparison_records, compariso
 from service.leaderboards.metrics import HEADLINE
 from service.leaderboards.sides import Key, Kind
 from service.schemas.comparisons import CompareOut
+from service.specs.patterns import FINGERPRINT, FINGERPRINTS, METRICS, NUMBER_OR_FINGERPRINT, NUMBERS
 
 router = APIRouter(prefix="/v1/compare", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
-_IDS = r"^[0-9]{1,18}(,[0-9]{1,18})*$"
-_CELLS = r"^[0-9a-f]{64}(,[0-9a-f]{64})*$"
-_ONE = r"^([0-9]{1,18}|[0-9a-f]{64})$"
 _LONGEST = 4000
 
 
@@ -36,7 +34,7 @@ class AskedComparison:
         str | None,
         Query(
             max_length=_LONGEST,
-            pattern=_IDS,
+            pattern=NUMBERS,
             description=f"Trials, {FEWEST} to {MOST} of them, separated by commas.",
             examples=["7,8"],
         ),
@@ -45,7 +43,7 @@ class AskedComparison:
         str | None,
         Query(
             max_length=_LONGEST,
-            pattern=_CELLS,
+            pattern=FINGERPRINTS,
             description="Instead: cells, with all of their seeds, by their fingerprints.",
         ),
     ] = None
@@ -53,26 +51,29 @@ class AskedComparison:
         str | None,
         Query(
             max_length=_LONGEST,
-            pattern=_IDS,
+            pattern=NUMBERS,
             description="Instead: experiments; their cells are matched by what any of these experiments varies.",
         ),
     ] = None
     baseline: Annotated[
         str | None,
-        Query(pattern=_ONE, description="One of those named, to which differences are taken; by default the first."),
+        Query(
+            pattern=NUMBER_OR_FINGERPRINT,
+            description="One of those named, to which differences are taken; by default the first.",
+        ),
     ] = None
     metrics: Annotated[
         str | None,
         Query(
             max_length=1000,
-            pattern=r"^[a-z0-9_]+(,[a-z0-9_]+)*$",
+            pattern=METRICS,
             description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
         ),
     ] = None
     protocol: Annotated[
         str | None,
         Query(
-            pattern=HEX,
+            pattern=FINGERPRINT,
             description="Only results under this protocol count; by default, metric by metric, those under the one "
             "that most sides have.",
         ),

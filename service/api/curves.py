@@ -15,6 +15,7 @@ from service.errors import FieldProblem, QueryError
 from service.experiments import epoch_points, store
 from service.experiments.curves import Curves, best_trials, curves
 from service.schemas.experiments import CurvesOut
+from service.specs.patterns import METRICS, NUMBERS
 
 router = APIRouter(prefix="/v1/curves", tags=["trials"], responses=RESPONSES)
 
@@ -51,7 +52,7 @@ class AskedCurves:
         str | None,
         Query(
             max_length=4000,
-            pattern=r"^[0-9]{1,18}(,[0-9]{1,18})*$",
+            pattern=NUMBERS,
             description=f"The trials, at most {MOST_TRIALS}, separated by commas.",
             examples=["7,8"],
         ),
@@ -94,7 +95,7 @@ def show(
         str,
         Query(
             max_length=200,
-            pattern=r"^[a-z_]+(,[a-z_]+)*$",
+            pattern=METRICS,
             description=f"Separated by commas: {', '.join(epoch_points.METRICS)}.",
         ),
     ] = DEFAULT,

@@ -47,9 +47,9 @@ from service.schemas.field_selection import Fields
 from service.settings import Settings
 from service.specs.columns import Columns, columns_of
 from service.specs.grid import count_grid, expand_grid, search_base
+from service.specs.patterns import PRINTABLE
 from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warnings
 from service.specs.spec import ExperimentSpec
-from service.specs.validation_errors import PRINTABLE
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.config.fields import TrialFields
 from ttsv.data.catalog import own_set

@@ -35,17 +35,12 @@ from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.schemas.trial_tables import Shown
 from service.specs.columns import cell_field
-from service.specs.validation_errors import PRINTABLE
+from service.specs.patterns import FIELD, FINGERPRINT, METRICS, ORDER, PRINTABLE, TWO_FIELDS
 from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
 _PLANE_COLUMNS = ("cell", "x", "x_error", "y", "y_error", "seeds", "front")
-HEX = r"^[0-9a-f]{64}$"
-_NAMES = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
-_PATH = r"^[A-Za-z0-9_.]+$"
-_SORT = r"^-?[A-Za-z0-9_.]+$"
-_PAIR = r"^[A-Za-z0-9_.]+,[A-Za-z0-9_.]+$"
 Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
 
 
@@ -61,7 +56,7 @@ class AskedFilters(Filters):
     layer: Text = None
     constraint: Text = None
     rank: Annotated[Rank | None, Query(description="`none`: not decomposed.")] = None
-    protocol: Annotated[str | None, Query(pattern=HEX, description="Only this protocol's board.")] = None
+    protocol: Annotated[str | None, Query(pattern=FINGERPRINT, description="Only this protocol's board.")] = None
     min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1
     where: Annotated[
         list[Annotated[str, Field(max_length=2000)]] | None,
@@ -88,7 +83,7 @@ class _Ranking:
         str | None,
         Query(
             max_length=1000,
-            pattern=_NAMES,
+            pattern=METRICS,
             description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
         ),
     ] = None
@@ -96,13 +91,13 @@ class _Ranking:
     hide: HiddenFields = None
     group_by: Annotated[
         str | None,
-        Query(max_length=100, pattern=_PATH, description="Only the best cell of every value of this field."),
+        Query(max_length=100, pattern=FIELD, description="Only the best cell of every value of this field."),
     ] = None
     sort: Annotated[
         str | None,
         Query(
             max_length=100,
-            pattern=_SORT,
+            pattern=ORDER,
             description="In the order of this field, not of the metric; - before it: largest first.",
         ),
     ] = None
@@ -110,7 +105,7 @@ class _Ranking:
         str | None,
         Query(
             max_length=200,
-            pattern=_PAIR,
+            pattern=TWO_FIELDS,
             description="Two fields: the metric as a matrix over both, seeds of all cells in a place together.",
             examples=["rank,lambda_ort"],
         ),
@@ -119,13 +114,13 @@ class _Ranking:
         str | None,
         Query(
             max_length=1000,
-            pattern=_NAMES,
+            pattern=METRICS,
             description="Two or more metrics: marks the cells that no other beats in all of them.",
             examples=["accuracy,compression"],
         ),
     ] = None
     baseline: Annotated[
-        str | None, Query(pattern=HEX, description="A cell: every row's differences to it are given.")
+        str | None, Query(pattern=FINGERPRINT, description="A cell: every row's differences to it are given.")
     ] = None
     limit: Annotated[int, Query(ge=1, le=1000, description="At most so many rows of every board.")] = 100
     cursor: Cursor = None

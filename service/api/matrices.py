@@ -18,11 +18,10 @@ from service.leaderboards.matrix import Matrix, MatrixQuestion, Patch, Seeds, ma
 from service.leaderboards.metrics import Metric
 from service.schemas.leaderboards import MatrixOut
 from service.specs.columns import known_field
+from service.specs.patterns import FIELD, NUMBERS
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 
-_PATH = r"^[A-Za-z0-9_.]+$"
-_IDS = r"^[0-9]{1,18}(,[0-9]{1,18})*$"
 _MOST_TRIALS = 1000
 _WHERE = ("facet", "x", "y")
 
@@ -61,9 +60,9 @@ class AskedMatrix:
     metric: Annotated[Metric, Query(description="What the places show.")] = Metric.ACCURACY
     x: Annotated[
         str | None,
-        Query(max_length=100, pattern=_PATH, description="The field along x; by default one with many values."),
+        Query(max_length=100, pattern=FIELD, description="The field along x; by default one with many values."),
     ] = None
-    y: Annotated[str | None, Query(max_length=100, pattern=_PATH, description="The field along y, likewise.")] = None
+    y: Annotated[str | None, Query(max_length=100, pattern=FIELD, description="The field along y, likewise.")] = None
     seeds: Annotated[Seeds, Query(description="How the results of a place's seeds make its value.")] = Seeds.MEAN
     where: Annotated[
         list[Annotated[str, Field(max_length=2000)]] | None,
@@ -106,7 +105,7 @@ def show(
         str | None,
         Query(
             max_length=20_000,
-            pattern=_IDS,
+            pattern=NUMBERS,
             description="Only the places of these trials, as they are now: `x`, `y`, `axes` and `facets` are left out.",
             examples=["7,8"],
         ),

@@ -10,7 +10,6 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
-from service.api.leaderboards import HEX
 from service.api.openapi_examples.leaderboards import TABLE, TABLE_TEXT
 from service.database.engine import Database
 from service.errors import FieldProblem, QueryError
@@ -21,6 +20,7 @@ from service.paper.reference import paper_table
 from service.paper.reproduction import Reproduction, reproduce
 from service.paper.sheets import table_records, table_sheet
 from service.schemas.leaderboards import TableOut
+from service.specs.patterns import FINGERPRINT
 
 router = APIRouter(prefix="/v1/tables", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
@@ -36,7 +36,7 @@ class AskedTable:
         Scale, Query(description="smoke: from an experiment's small stand-ins, to see that the path works.")
     ] = Scale.FULL
     protocol: Annotated[
-        str | None, Query(pattern=HEX, description="By default the one that fills most of a data set's rows.")
+        str | None, Query(pattern=FINGERPRINT, description="By default the one that fills most of a data set's rows.")
     ] = None
 
     @property

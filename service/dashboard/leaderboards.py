@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
-from service.api.leaderboards import HEX, AskedBoards, answering, pivoting, sorting
+from service.api.leaderboards import AskedBoards, answering, pivoting, sorting
 from service.api.paper_tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
@@ -28,6 +28,7 @@ from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
 from service.schemas.trial_tables import Shown
 from service.specs.columns import Columns, cell_field, columns_of
+from service.specs.patterns import FINGERPRINT
 from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -69,7 +70,7 @@ class _Wanted:
     group_by: Annotated[str, Query(max_length=100)] = ""
     sort: Annotated[str, Query(max_length=100)] = ""
     pivot: Annotated[str, Query(max_length=200)] = ""
-    baseline: Annotated[str | None, Query(pattern=HEX)] = None
+    baseline: Annotated[str | None, Query(pattern=FINGERPRINT)] = None
     limit: Annotated[int, Query(ge=1, le=200)] = 30
     columns: Annotated[str, Query(max_length=1000)] = ""
     hide: Annotated[str, Query(max_length=1000)] = ""

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from service.specs.json_schema import base_schema, grid_schema
+from service.specs.patterns import NO_NUL, PRINTABLE, TAG
 from service.specs.search import Metric, Search
-from service.specs.validation_errors import NO_NUL, PRINTABLE, TAG
 from service.specs.versions import NEWEST, checked_version, upgrade
 
 LONGEST_NAME = 200

@@ -7,18 +7,8 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from service.errors import FieldProblem, SpecError
+from service.specs.patterns import WORDS
 
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
-"""No control characters, and none that break lines or turn the direction of what follows."""
-NO_NUL = r"^[^\x00]*$"
-"""PostgreSQL's text cannot hold it."""
-TAG = r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}$"
-_PATTERNS = {
-    PRINTABLE: "must be without control characters, and without such as break lines or turn the direction of a text",
-    NO_NUL: "must be without null characters",
-    TAG: "must be a letter or digit, then up to 63 letters, digits and ._:/+-, without spaces",
-}
-"""What a text must look like, in words; other patterns are said as they are."""
 _OBJECT = "must be an object, {{name: value, ...}}"
 _WORDS = {
     "missing": "is required",
@@ -79,7 +69,7 @@ def _fields(error: ErrorDetails, body: Any) -> list[FieldProblem]:
     words = _WORDS.get(kind)
     if words is None:
         return [FieldProblem(path, str(error["msg"]).removeprefix("Value error, "))]
-    message = _PATTERNS.get(context.get("pattern", ""), words.format(**context))
+    message = WORDS.get(context.get("pattern", ""), words.format(**context))
     return [FieldProblem(path, message if kind in _SAY_NO_VALUE else f"{message}, not {shown(value)}")]
 
 

@@ -10,7 +10,7 @@ from service.errors import FieldProblem, QueryError
 from service.experiments.subscriptions import Subscriptions
 from service.schemas import field_selection
 from service.settings import Settings
-from service.specs.validation_errors import PRINTABLE
+from service.specs.patterns import PRINTABLE
 
 
 def _database(request: Request) -> Database:

@@ -18,7 +18,8 @@ from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, Experim
 from service.leaderboards.conditions import MEASURED, condition
 from service.schemas.trial_tables import Shown
 from service.specs.columns import known_field
-from service.specs.validation_errors import PRINTABLE, shown
+from service.specs.patterns import FIELDS, ORDER, PRINTABLE
+from service.specs.validation_errors import shown
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
 _YEARS = range(1970, 9000)
@@ -80,7 +81,7 @@ TrialSort = Annotated[
     str,
     Query(
         max_length=100,
-        pattern=r"^-?[A-Za-z0-9_.]+$",
+        pattern=ORDER,
         description=f"The order; - before it: largest first. One of {', '.join(TRIAL_ORDERS)}, or any field of the "
         "spec. Rows without a value come last, equal ones by their id.",
         examples=["-accuracy", "training.lr"],
@@ -154,20 +155,17 @@ def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:
     return TrialFilter(project_id=who.project_id, **vars(asked) | {"where": where})
 
 
-_FIELDS = r"^ *[A-Za-z0-9_.]+( *, *[A-Za-z0-9_.]+)* *$"
-
-
 FieldColumns = Annotated[
     str | None,
     Query(
         max_length=1000,
-        pattern=_FIELDS,
+        pattern=FIELDS,
         description="Fields that say which trial or cell a row is, separated by commas; by default those that differ.",
         examples=["lr,rank"],
     ),
 ]
 HiddenFields = Annotated[
-    str | None, Query(max_length=1000, pattern=_FIELDS, description="Fields that are not shown, separated by commas.")
+    str | None, Query(max_length=1000, pattern=FIELDS, description="Fields that are not shown, separated by commas.")
 ]
 
 

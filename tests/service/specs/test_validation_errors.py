@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.specs.patterns import WORDS
+
 BASE = {"dataset": "digits", "model": "small-cnn"}
 SEARCH = {"algorithm": "random", "trials": 3}
 
@@ -76,6 +78,10 @@ def test_of_a_spec(sqlite_api: TestClient, change: dict[str, Any], field: str, m
             "rank",
             'must be a number such as 8 or 0.25, or none (not decomposed), not "-1"',
         ),
+        ("trials?sort=a b", "sort", "must be one name, such as training.lr, or with - before it for the largest"),
+        ("trials?columns=,", "columns", "must be names of fields, separated by commas, such as rank,training.lr"),
+        ("leaderboards/digits?pivot=rank", "pivot", "must be the names of two fields with a comma between them"),
+        ("leaderboards/digits?baseline=7", "baseline", "must be a fingerprint, 64 digits and letters a to f, not"),
     ],
 )
 def test_of_a_query(sqlite_api: TestClient, query: str, field: str, message: str) -> None:
@@ -108,3 +114,11 @@ def test_of_a_method(sqlite_api: TestClient, method: str, path: str, allowed: st
     assert (response.status_code, response.headers["allow"]) == (405, allowed)
     assert response.headers["content-type"] == "application/problem+json"
     assert response.json()["detail"] == f"{path} takes {allowed}, not {method}"
+
+
+def test_every_pattern_of_a_query_is_said_in_words(openapi: dict[str, Any]) -> None:
+    operations = [one for path in openapi["paths"].values() for one in path.values()]
+    schemas = [parameter["schema"] for one in operations for parameter in one.get("parameters", ())]
+    patterns = {way["pattern"] for schema in schemas for way in schema.get("anyOf", [schema]) if "pattern" in way}
+    others = patterns - WORDS.keys()
+    assert [one for one in others if "none" not in one] == [], "a rank has words of its own"
