@@ -9,6 +9,8 @@ class _Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest asks all that it finds in a module whether it is a fixture
+            raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)
 
 

@@ -60,6 +60,7 @@ _WAITING = {
 }
 _CHECKED = {"linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex"}
 _INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"}
+_WATCHED = {*_WAITING, *_CHECKED, *_INDEXED, "normal", "repeat_interleave"}
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
 _FROM_HOST = ("tensor", "as_tensor", "asarray", "scalar_tensor")
 
@@ -205,7 +206,9 @@ class PretendedCards(TorchDispatchMode):
             for key in [key for key, placed in _PLACES.items() if placed.storage.expired()]:
                 del _PLACES[key]
         storage = tensor.untyped_storage()
-        _PLACES[_storage(tensor)] = _Placed(_Weak(storage), place, storage.nbytes())
+        found = _PLACES.get(int(storage._cdata))
+        if found is None or found.device != place or found.nbytes != storage.nbytes():  # most write where they read
+            _PLACES[int(storage._cdata)] = _Placed(_Weak(storage), place, storage.nbytes())
 
     def allocated(self, device: Any = None) -> int:
         """As `torch.cuda.memory_allocated`: bytes of what lives on a card."""
@@ -242,25 +245,24 @@ class PretendedCards(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        operation, given = _operation(func), _tensors((args, kwargs))
         if self._wanted is not None:
             place = self._wanted
-            if any(self._place(tensor).type == "cuda" for tensor in given):  # such as the end of a range
-                self._watch(func, args, kwargs)
+            if operation.watched and any(self._place(tensor).type == "cuda" for tensor in given):  # the end of a range
+                self._watch(operation.name, args, kwargs)
         else:
-            place = self._common(func, args, kwargs, given)
-            if place.type == "cuda":
-                self._watch(func, args, kwargs)
+            place = self._common(operation, args, kwargs, given)
+            if operation.watched and place.type == "cuda":
+                self._watch(operation.name, args, kwargs)
         found = func(*args, **kwargs)
-        if func.overloadpacket.__name__ != "set_":  # whose storage is where it was
-            for leaf in _leaves(found):
-                if isinstance(leaf, Tensor):
-                    self._mark(leaf, place)
+        if operation.name != "set_":  # whose storage is where it was
+            for tensor in (found,) if isinstance(found, Tensor) else _tensors((found,)):
+                self._mark(tensor, place)
         return found
 
-    def _common(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> torch.device:
+    def _common(self, operation: "_Operation", args: Any, kwargs: Any, given: list[Tensor]) -> torch.device:
         """The one device of all tensors of an operation. Raises `WrongDevice` for several."""
-        name = func.overloadpacket.__name__
+        name = operation.name
         places = [self._place(tensor) for tensor in given]
         if not given:
             return UNPLACED  # made of sizes inside another operation
@@ -269,7 +271,7 @@ class PretendedCards(TorchDispatchMode):
         cards = {place for place in places if place.type == "cuda"}
         if not cards:
             return UNPLACED if all(place == UNPLACED for place in places) else CPU
-        (card, *others) = sorted(cards, key=str)
+        (card, *others) = sorted(cards, key=str) if len(cards) > 1 else cards
         strangers = [
             tensor
             for tensor, place in zip(given, places, strict=True)
@@ -279,16 +281,12 @@ class PretendedCards(TorchDispatchMode):
             strangers = [tensor for tensor in strangers if all(tensor is not index for index in args[1])]
             if any(index is not None and self._place(index) == CPU for index in args[1]):
                 self.sync("an index is copied to the card")
-        written = [
-            kwargs.get(argument.name, args[i] if i < len(args) else None)
-            for i, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        on_host = [t for t in _leaves(written) if isinstance(t, Tensor) and self._place(t) == CPU]
+        written = _tensors([kwargs.get(named, args[i] if i < len(args) else None) for i, named in operation.written])
+        on_host = [tensor for tensor in written if self._place(tensor) == CPU]
         if others or strangers or on_host:
             seen = ", ".join(f"{tuple(t.shape)} on {p}" for t, p in zip(given, places, strict=True))
             raise WrongDevice(f"{_stack()[-1]}: {name} of tensors of several devices: {seen}")
-        if any(isinstance(leaf, torch.Generator) for leaf in _leaves((args, kwargs))):
+        if any(kwargs.get(named, args[i] if i < len(args) else None) is not None for i, named in operation.drawn_by):
             raise WrongDevice(f"{_stack()[-1]}: {name} on {card} with a generator of the processor")
         for tensor, place in zip(given, places, strict=True):
             if place == UNPLACED:
@@ -315,9 +313,8 @@ class PretendedCards(TorchDispatchMode):
         found = self.pinned.get(_storage(tensor))
         return found is not None and not found.expired()
 
-    def _watch(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _watch(self, name: str, args: Any, kwargs: Any) -> None:
         """Notes an operation for which a real card is waited."""
-        name = func.overloadpacket.__name__
         if name in _WAITING:
             self.sync(_WAITING[name])
         elif name in _CHECKED and kwargs.get("check_errors", False):
@@ -502,16 +499,15 @@ class PretendedCards(TorchDispatchMode):
             if name == "tensor" and like is not None:
                 return self._move(like.detach(), target, dtype=kwargs.get("dtype"), copy=True)
             if name in _FROM_HOST:
-                for leaf in _leaves(args):  # numbers in a list, which are read below the dispatcher
-                    if isinstance(leaf, Tensor) and self.device_of(leaf).type == "cuda":
+                for number in _tensors(args):  # in a list, which are read below the dispatcher
+                    if self.device_of(number).type == "cuda":
                         self.sync("a number is read")
             if name in _FROM_HOST and target.type == "cuda" and name != "scalar_tensor":
                 self.sync("host to device")
             with self._made_on(target):
                 found = real(*args, **kwargs)
-            for leaf in _leaves(found):  # torch.tensor makes its own below the dispatcher
-                if isinstance(leaf, Tensor):
-                    self._mark(leaf, target)
+            for tensor in _tensors((found,)):  # torch.tensor makes its own below the dispatcher
+                self._mark(tensor, target)
             return found
 
         return made
@@ -592,6 +588,31 @@ class PretendedCards(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
+class _Operation:
+    """What is asked of an operation each time it runs: read off its schema once.
+
+    `written`, `drawn_by`: the arguments, by place and name, that it writes to, and that are a generator. `watched`: a
+    real card may be waited for in it.
+    """
+
+    name: str
+    written: tuple[tuple[int, str], ...]
+    drawn_by: tuple[tuple[int, str], ...]
+    watched: bool
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    name, arguments = func.overloadpacket.__name__, list(enumerate(func._schema.arguments))
+    return _Operation(
+        name=name,
+        written=tuple((i, one.name) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write),
+        drawn_by=tuple((i, one.name) for i, one in arguments if "Generator" in str(one.type)),
+        watched=name in _WATCHED,
+    )
+
+
+@dataclass(frozen=True)
 class _Placed:
     """A storage on a card. The weak reference keeps its address from being given to another one."""
 
@@ -607,16 +628,17 @@ _REAL_DEVICE: Callable[[Tensor], torch.device] = torch._C.TensorBase.device.__ge
 _REAL_TO: Callable[..., Tensor] = torch._C.TensorBase.to
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    """What is in tuples, lists and dictionaries: torch's own way takes as long as the operations."""
-    if isinstance(tree, tuple | list):
-        for value in tree:
-            yield from _leaves(value)
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _leaves(value)
-    else:
-        yield tree
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Those among some values, and in their tuples, lists and dictionaries: torch's own way takes twice as long."""
+    found = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += _tensors(value)
+        elif isinstance(value, dict):
+            found += _tensors(value.values())
+    return found
 
 
 def _storage(tensor: Tensor) -> int:

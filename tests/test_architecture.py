@@ -123,7 +123,11 @@ class TestImports:
             "for name in ('sgd', 'adam', 'adamw'):\n"
             "    training = {'epochs': 1, 'steps': 2, 'optimizer': name, 'momentum': 0.0}\n"
             f"    config = TrialConfig.from_dict({base} | {{'training': training}})\n"
-            "    *_, last = run_trial(config, data_dir=folder, folder=folder / name)\n"
+            "    trial = run_trial(config, data_dir=folder, folder=folder / name)\n"
+            "    if name != 'adamw':\n"
+            "        next(trial), trial.close()\n"
+            "        continue\n"
+            "    *_, last = trial\n"
             "    assert last.multiply_accumulates > 0 and last.artifacts['model'].exists()"
         )
         loaded = set(after(statement)["modules"])

@@ -494,10 +494,17 @@ def test_a_sync_put_into_the_step_is_seen(
     cards: PretendedCards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Once a step is more often than once an epoch; whoever may not wait at all is named at once."""
-    trained(cards, trial(training={"epochs": 1}), tmp_path / "sound", whole=False)
     spoiled(monkeypatch, way)
     with pytest.raises(AssertionError, match=r"'training.loop:fit': \d+|test_card:"):
-        trained(cards, trial(), tmp_path / "spoiled", whole=False)
+        trained(cards, trial(), tmp_path, whole=False)
+
+
+def test_a_step_into_which_nothing_is_put_is_sound(
+    cards: PretendedCards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial that is spoiled above and below, behind the same functions."""
+    spoiled(monkeypatch, "none")
+    assert len(trained(cards, trial(), tmp_path, whole=False)) == 2
 
 
 @pytest.mark.parametrize("way", ["labels", "sum", "write host", "numpy", "generator", "images"])

@@ -117,7 +117,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "kind"),
-    [("dense", "clip"), *(("tt", kind) for kind in CONSTRAINTS), *map(deep, ["dense"] * 3, [*CONSTRAINTS][1:])],
+    [*(("tt", kind) for kind in CONSTRAINTS), *map(deep, ["dense"] * len(CONSTRAINTS), CONSTRAINTS)],
 )
 def test_every_constraint_holds(card: "Cards", tmp_path: Path, layer: str, kind: str) -> None:
     """By what is reported, and by what the processor finds in the network that was saved."""

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ttsv.data import load_dataset
 from ttsv.errors import ConfigError, DataError, TrialError
 from ttsv.layers import TTConv2d
 from ttsv.metrics import cost
-from ttsv.metrics.accuracy import accuracy, predict
+from ttsv.metrics.accuracy import accuracy, predict, run_to_end
 from ttsv.models import layer_shapes
 from ttsv.models.conv_shape import LAYERS
 from ttsv.models.shapes import shape_compression
@@ -29,6 +29,7 @@ from ttsv.results import EpochMetrics, TrialResult, protocol_fingerprint
 from ttsv.spectral.network import model_spectra, spectral_layers
 from ttsv.spectral.singular_values import conv_singular_values
 from ttsv.training.checkpoint import load_network
+from ttsv.training.network import TrainedNetwork, train_network
 from ttsv.trial import run_trial
 
 QUICKSTART = json.loads((Path(__file__).parents[2] / "examples" / "quickstart.json").read_text())
@@ -201,7 +202,8 @@ def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> 
     data = load_dataset(base["dataset"], tmp_path)
     logits = predict(kept.model, data.validation.images)
     assert accuracy(logits, data.validation.labels) == epochs[best - 1].val_accuracy
-    _, plain = run(TrialConfig.from_dict({**base, "training": training | {"keep_best": False}}), tmp_path / "other")
+    other = training | {"keep_best": False, "epochs": 1}
+    _, plain = run(TrialConfig.from_dict({**base, "training": other}), tmp_path / "other")
     assert protocol_fingerprint(plain.protocol) == protocol_fingerprint(result.protocol)
     assert "best-model" not in plain.artifacts
 
@@ -252,7 +254,11 @@ def test_trials_of_one_process_do_not_touch_each_other(
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(123)
     assert timeless(*run(trial(), tmp_path / "again")) == timeless(*unbroken)
-    assert timeless(*run(trial(seed=1), tmp_path / "seed"))[0] != timeless(*unbroken)[0]
+    seeded = run_trial(trial(seed=1), data_dir=tmp_path / "data", folder=tmp_path / "seed", device="cpu")
+    first = next(seeded)
+    seeded.close()
+    assert isinstance(first, EpochMetrics)
+    assert replace(first, seconds=0, constraint_seconds=0) != timeless(*unbroken)[0][0]
 
 
 @pytest.mark.slow
@@ -324,12 +330,20 @@ def test_every_kind_of_layer_goes_on_bit_for_bit(tmp_path: Path, layer: str, sto
             "training": {"epochs": 2, "steps": 2, "batch_size": 8, "lr": 0.01},
         }
     )
-    whole = run(config, tmp_path / "whole")[1].artifacts["model"].read_bytes()
-    first = run_trial(config, data_dir=tmp_path / "data", folder=tmp_path / "trial", device="cpu")
+    data = load_dataset(config.dataset, tmp_path)
+
+    def training(folder: Path) -> Generator[EpochMetrics, None, TrainedNetwork]:
+        return train_network(config.canonical(), data, folder=folder, device=torch.device("cpu"))
+
+    def weights(folder: Path) -> dict[str, bytes]:
+        state = run_to_end(training(folder)).model.state_dict()
+        return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+    first = training(tmp_path / "stopped")
     for _ in range(stop):
         next(first)
     first.close()
-    assert run(config, tmp_path)[1].artifacts["model"].read_bytes() == whole
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
 
 @pytest.mark.slow

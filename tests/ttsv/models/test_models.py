@@ -139,7 +139,16 @@ def test_forward_and_gradients(small: Small, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("small", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("small", "kind"),
+    # Millions of weights are drawn as few are: every family's of one kind, and of every kind those of the small ones.
+    [
+        pytest.param(*case.values, id=case.id, marks=pytest.mark.deep)
+        if case.id in ("vgg11-tt", "vgg11-soc-tt", "resnet18-tt")
+        else case
+        for case in CASES
+    ],
+)
 def test_seed_and_saved_weights(small: Small, kind: str) -> None:
     first, again = (small.build(layer=kind, rank=0.3, seed=5).eval() for _ in range(2))
     other = small.build(layer=kind, rank=0.3, seed=6).eval()
