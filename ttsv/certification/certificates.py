@@ -235,17 +235,18 @@ def _require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:
         raise ConfigError(
             "model", name, "gives an image another output beside another image: it mixes those of a batch"
         )
-    ends = [(images[0], images[1]), *((at, at + _STEP * _uphill(model, at, generator)) for at in images)]
-    steepest = max(_quotient(model, *two) for two in ends)
+    steepest = _quotient(first, second, images[0], images[1])
+    for at, output in zip(images, (first, second), strict=True):
+        further = at + _STEP * _uphill(model, at, generator)
+        steepest = max(steepest, _quotient(output, model(further.clone()).double(), at, further))
     if not 0 <= bound < math.inf or steepest > bound * (1 + 1e-5):
         raise ConfigError(
             "model", name, f"has the slope {steepest:.6g} or more, its bound came out as {bound:.6g}: please report it"
         )
 
 
-def _quotient(model: nn.Module, image: Tensor, other: Tensor) -> float:
-    """How far the output moves over how far the image does."""
-    first, second = model(image.clone()).double(), model(other.clone()).double()
+def _quotient(first: Tensor, second: Tensor, image: Tensor, other: Tensor) -> float:
+    """How far the output moves, from one to the other, over how far the image does."""
     # Of an output that is far from 0 the difference keeps few digits.
     moved = (first - second).norm() - 1e-9 * first.norm()
     quotient: float = (moved / (image - other).norm()).item()

@@ -176,7 +176,7 @@ def test_columns_are_the_metrics_called_one_by_one(
 
 @pytest.mark.slow
 def test_the_papers_assumption_is_made_of_soc_alone(digits: Dataset, tmp_path: Path) -> None:
-    digits = replace(digits, test=Split(digits.test.images[:60], digits.test.labels[:60]))
+    digits = replace(digits, test=Split(digits.test.images[:24], digits.test.labels[:24]))
     images, labels = digits.test
     radii = (36 / 255, 72 / 255, 108 / 255)
     names = [f"assumed_certified_{round(255 * radius)}" for radius in radii]

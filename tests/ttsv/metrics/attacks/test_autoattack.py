@@ -158,11 +158,15 @@ def test_equal_to_the_official_code(build: Callable[[], nn.Module], version: str
 
 
 class FewQueries(pyautoattack.AutoAttack):  # type: ignore[misc] # the package is untyped
-    """The authors' object with all iterations, but a tenth of Square's queries: its windows shrink by their share."""
+    """The authors' object with all iterations, but a tenth of Square's queries, and few targets.
+
+    Its windows shrink by their share; towards each target the schedules are the same.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.square.n_queries = 500
+        self.apgd_targeted.n_target_classes = self.fab.n_target_classes = 3
 
 
 @pytest.mark.slow
