@@ -468,6 +468,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
             "labels": lambda: real_loss(logits, torch.zeros(len(labels), dtype=torch.int64)),
             "sum": lambda: logits + torch.zeros(4, 4)[:1],
             "write host": lambda: torch.zeros(len(labels)).add_(labels),
+            "write number": lambda: torch.zeros(()).add_(labels.sum()),
             "numpy": lambda: labels.numpy(),
             "generator": lambda: torch.empty_like(logits).normal_(generator=torch.Generator()),
         }
@@ -507,7 +508,7 @@ def test_a_step_into_which_nothing_is_put_is_sound(
     assert len(trained(cards, trial(), tmp_path, whole=False)) == 2
 
 
-@pytest.mark.parametrize("way", ["labels", "sum", "write host", "numpy", "generator", "images"])
+@pytest.mark.parametrize("way", ["labels", "sum", "write host", "write number", "numpy", "generator", "images"])
 def test_a_tensor_on_the_wrong_device_is_seen(
     cards: PretendedCards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -526,6 +527,7 @@ def test_what_torch_waits_for_within_an_operation_is_seen(cards: PretendedCards)
         "histc": lambda: square.histc(),
         "exponential": lambda: torch.linalg.matrix_exp(square),
         "inverse": lambda: torch.linalg.pinv(square),
+        "checked inverse": lambda: torch.linalg.inv_ex(square, check_errors=True),
         "list": lambda: torch.tensor([number, 1.0]),
         "range": lambda: torch.arange(number, device="cuda"),
         "full": lambda: torch.full((2,), number, device="cuda"),
@@ -548,6 +550,8 @@ def test_whoever_may_not_wait_is_named(cards: PretendedCards) -> None:
         tensor.sum().item()
     assert not torch.cuda.is_current_stream_capturing(), "which Adam asks for in torch 2.9"
     assert tensor[:0].new_zeros(2).is_cuda
+    made = torch.ops.aten.ones.default([3])
+    assert [made.is_cuda, (made + tensor).is_cuda, made.is_cuda] == [False, True, True], "as an operation of a card may"
     assert not torch.zeros(2).is_cuda
     assert nn.Linear(2, 2).to("meta").weight.device.type == "meta"
     layer = nn.Linear(2, 2)
