@@ -30,9 +30,10 @@ def test_a_trial_is_accepted_where_its_constraint_can_be_bound(
     dataset: str, model: str, channels: int, size: int, layer: str
 ) -> None:
     rank = 2 if layer.endswith("tt") else None
-    narrow = {"width": 4} if model == "lipconvnet-5" else {}  # of its own width its SOC layers take seconds to make
-    shape = {"num_classes": 10, "in_channels": channels, "image_size": size}
-    made = create_model(model, layer=layer, rank=rank, **shape, **narrow)
+    options: dict[str, Any] = {"num_classes": 10, "in_channels": channels, "image_size": size}
+    if model == "lipconvnet-5":
+        options["width"] = 4  # of its own width its SOC layers take seconds to make
+    made = create_model(model, layer=layer, rank=rank, **options)
     accepted, bound = {}, {}
     refused: list[ConfigError] = []
     for name, asked in CONSTRAINTS.items():
