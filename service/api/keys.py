@@ -17,7 +17,7 @@ from service.api.http.query_filters import Instant
 from service.api.http.responses import Answer
 from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
-from service.specs.patterns import KEY, PRINTABLE
+from service.specs.patterns import KEY_ID, PRINTABLE
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 
@@ -29,7 +29,7 @@ NextCursor = Annotated[
     str | None,
     Query(max_length=LONGEST_CURSOR, pattern=PRINTABLE, description="That of the address of the page before's Link."),
 ]
-KeyId = Annotated[str, Path(pattern=KEY, examples=["5f0c1b2a3d4e5f60"])]
+KeyId = Annotated[str, Path(pattern=KEY_ID, examples=["5f0c1b2a3d4e5f60"])]
 
 
 class ProjectIn(BaseModel):

@@ -12,7 +12,7 @@ TWO_FIELDS = r"^[A-Za-z0-9_.]+,[A-Za-z0-9_.]+$"
 ORDER = r"^-?[A-Za-z0-9_.]+$"
 METRICS = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
 NUMBERS = r"^[0-9]{1,18}(,[0-9]{1,18})*$"
-KEY = r"^[0-9a-f]{16}$"
+KEY_ID = r"^[0-9a-f]{16}$"
 FINGERPRINT = r"^[0-9a-f]{64}$"
 FINGERPRINTS = r"^[0-9a-f]{64}(,[0-9a-f]{64})*$"
 NUMBER_OR_FINGERPRINT = r"^([0-9]{1,18}|[0-9a-f]{64})$"
@@ -28,7 +28,7 @@ WORDS = {
     ORDER: "must be one name, such as training.lr, or with - before it for the largest first",
     METRICS: "must be names of metrics, separated by commas without spaces, such as accuracy,ece",
     NUMBERS: "must be numbers, separated by commas without spaces, such as 7,8",
-    KEY: "must be the id of a key, 16 digits and letters a to f",
+    KEY_ID: "must be the id of a key, 16 digits and letters a to f",
     FINGERPRINT: f"must be a fingerprint, {_FINGERPRINT}",
     FINGERPRINTS: f"must be fingerprints, each {_FINGERPRINT}, separated by commas without spaces",
     NUMBER_OR_FINGERPRINT: f"must be a number, or a fingerprint, {_FINGERPRINT}",
