@@ -430,7 +430,11 @@ class TestTables:
     ("query", "field", "why"),
     [
         ("columns=seed,training.lr", "columns", "rows are means over seeds"),
-        ("where=accuracy>0.9", "where", "accuracy is a metric, not a field of a trial: rank a leaderboard by it"),
+        (
+            "where=accuracy>0.9",
+            "where",
+            "accuracy is measured: rows chosen by it would be the lucky ones; rank by it (metric=accuracy)",
+        ),
         ("where=learning_rate=1", "where", "the nearest is lr"),
         ("where=sigma<1", "where", "the nearest is delta"),
     ],
