@@ -39,6 +39,10 @@ TrialNumber = Annotated[int, Query(ge=1, le=MAX_ID)]
 _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_loss", "lr")
 
 
+_IN_FILE = 1000
+"""Trials that a file of a list has at most (`trial_downloads` of macros.html)."""
+
+
 @dataclass(frozen=True)
 class LayerRange:
     """A layer's record, and where its singular values lie on a bar of a thousand."""
@@ -63,7 +67,18 @@ def index(
     with database.read() as session:
         found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor)
         fields = configurations(found.rows, shown)
-    return show("trials.html", trials=found.rows, fields=fields, next=found.next, sort=sort, states=list(TrialState))
+        more = found.next is not None and (
+            list_trials(session, which, limit=_IN_FILE, with_config=False, with_result=False).next is not None
+        )
+    return show(
+        "trials.html",
+        trials=found.rows,
+        fields=fields,
+        next=found.next,
+        more_than_in_file=more,
+        sort=sort,
+        states=list(TrialState),
+    )
 
 
 @router.get("/curves")

@@ -344,6 +344,9 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
     lacking = sum(missing.values())
     if not rows:
         return {"mean": None, "std": None, "seeds": 0, "trials": lacking, "cells": 0, "missing": dict(missing)}
+    if len(rows) == 1 and not missing:  # as in most places of a large matrix
+        seeds, trials, (_, mean, std, _) = rows[0]
+        return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": 1, "missing": {}}
     measured = [one for _, _, one in rows]
     count = sum([one[0] for one in measured])
     mean = math.fsum([some * one for some, one, _, _ in measured]) / count

@@ -338,6 +338,17 @@ class TestWords:
         said = f"These have the first 1\u202f000 in this order; ttsv export {made} --csv trials.csv writes all."
         assert said in show(f"/experiments/{made}").text
 
+    def test_files_of_a_list_say_so_too(
+        self, show: Callable[[str], Page], submit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        submit(seeds=3)
+        monkeypatch.setattr("service.dashboard.trials._IN_FILE", 2)
+        said = "These have the first 1\u202f000 in this order."
+        assert said in show("/trials?limit=1").text
+        assert said not in show("/trials?limit=1&state=failed").text
+        monkeypatch.setattr("service.dashboard.trials._IN_FILE", 3)
+        assert said not in show("/trials?limit=1").text
+
     def test_an_axis_without_a_field_says_nothing(self, show: Callable[[str], Page], world: int) -> None:
         assert '"texts":{"x":["0.1","0.2","0.3","0.4"],"y":[""]' in show(f"/experiments/{world}").text
 
@@ -795,6 +806,8 @@ class TestKeys:
         page = Page(site.get("/login?next=/trials/1").text)
         sound(page)
         assert {"type": "hidden", "name": "next", "value": "/trials/1"} in page.all("input")
+        # Sent to the page's own address, a browser keeps the tab named behind its #.
+        assert {"method": "post", "class": "login"} in page.all("form")
 
     def test_a_key_is_kept_out_of_scripts_reach(self, site: TestClient, make: Callable[..., str]) -> None:
         wrong = self.login(site, "ttsv_x")
