@@ -105,6 +105,27 @@ class TestImports:
     def test_a_node_knows_no_database(self) -> None:
         assert "service.database" not in after("import workers.node.membership, workers.node.probe")["modules"]
 
+    @pytest.mark.slow
+    def test_a_trials_process_knows_no_database(self) -> None:
+        """Nor torch before it is told whether it has a card: drivers import it too, and compute nothing."""
+        found = after("import workers.trial_process.trainable")
+        assert {"ray", "workers.depot.home"} <= set(found["modules"])
+        assert {"sqlalchemy", "torch"}.isdisjoint(found["modules"])
+
+    @pytest.mark.slow
+    def test_a_driver_loads_no_logger_of_other_programs(self) -> None:
+        found = after(
+            "from unittest import mock\n"
+            "from ray.air._internal.usage import tag_callbacks\n"
+            "from ray.tune import Callback\n"
+            "from workers.driver import tuner\n"
+            "with mock.patch('ray.init'), mock.patch('ray.air._internal.usage.record_extra_usage_tag'):\n"
+            "    tuner.connect('')\n"
+            "    tag_callbacks([Callback()])"
+        )
+        assert "ray.air.integrations.mlflow" in found["modules"]
+        assert not [name for name in found["modules"] if name.startswith("mlflow.")]
+
     def test_ttsv_knows_no_database_and_no_web(self) -> None:
         found = after("import ttsv.config.trial, ttsv.trial")
         assert {"sqlalchemy", "pydantic", "fastapi", "service", "workers"}.isdisjoint(found["modules"])
@@ -128,11 +149,16 @@ class TestImports:
             "        next(trial), trial.close()\n"
             "        continue\n"
             "    *_, last = trial\n"
-            "    assert last.multiply_accumulates > 0 and last.artifacts['model'].exists()"
+            "    assert last.multiply_accumulates > 0 and last.artifacts['model'].exists()\n"
+            "import pickle; (folder / 'result').write_bytes(pickle.dumps(last))"
         )
         loaded = set(after(statement)["modules"])
         assert {"torch", "ttsv.training.loop", "ttsv.metrics.cost"} <= loaded
         assert {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas"}.isdisjoint(loaded)
+        # Its driver, which reads the result, has no use for torch.
+        read = after(f"import pickle; pickle.load(open({str(tmp_path / 'result')!r}, 'rb'))")
+        assert "ttsv.results" in read["modules"]
+        assert "torch" not in read["modules"]
 
     @pytest.mark.parametrize("statement", LIGHT)
     def test_nothing_is_made_at_import(self, light: dict[str, dict[str, Any]], statement: str) -> None:

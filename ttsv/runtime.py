@@ -58,7 +58,7 @@ def describe_environment(device: torch.device) -> EnvironmentFields:
     cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # whoever unpickles torch's own class imports torch for it
         "numpy": np.__version__,
         "platform": platform.platform(),
         "device": device.type,

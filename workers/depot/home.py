@@ -1,12 +1,17 @@
 """Where the files of trials belong, and whether this process sees the folder itself."""
 
+from __future__ import annotations
+
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from service.settings import Settings
 from service.storage import Folder, Store, open_storage
 from workers.node.scratch import node_data
+
+if TYPE_CHECKING:  # who knows databases: a trial's process loads none
+    from service.settings import Settings
 
 _BEACON = "beacon"
 

@@ -51,6 +51,8 @@ def connect(address: str) -> None:
     """Joins the cluster."""
     os.environ.update(_ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it misses its log files, which we turned off
+    # To count its loggers among a run's, Tune imports MLflow where that is installed: most of a second.
+    sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type] # as Python lets an import fail
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
 
 
