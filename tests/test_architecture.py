@@ -126,6 +126,20 @@ class TestImports:
         assert "ray.air.integrations.mlflow" in found["modules"]
         assert not [name for name in found["modules"] if name.startswith("mlflow.")]
 
+    @pytest.mark.slow
+    def test_a_node_starts_ray_without_what_serves_models(self) -> None:
+        found = after(
+            "from contextlib import redirect_stdout, suppress\n"
+            "from io import StringIO\n"
+            "from workers.node.raylet import _RAY\n"
+            "sys.argv = ['ray', 'start', '--help']\n"
+            "with redirect_stdout(StringIO()) as said, suppress(SystemExit):\n"
+            "    exec(_RAY)\n"
+            "assert '--head' in said.getvalue()"
+        )
+        assert "ray.scripts.scripts" in found["modules"]
+        assert "pandas" not in found["modules"]
+
     def test_ttsv_knows_no_database_and_no_web(self) -> None:
         found = after("import ttsv.config.trial, ttsv.trial")
         assert {"sqlalchemy", "pydantic", "fastapi", "service", "workers"}.isdisjoint(found["modules"])

@@ -25,6 +25,8 @@ PREFIX = "ttsv-ray-"
 """How the folders of Ray's processes begin."""
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
+_RAY = "import sys; sys.modules['ray.serve'] = None; from ray.scripts.scripts import main; main()"
+"""The program `ray` without Ray Serve, which loads pandas: it would start a second later, and keep 90 MiB for good."""
 _FORGOTTEN = {
     # What Ray remembers of actors, processes and tasks that are gone (up to 100,000 of each): nobody asks, and a head
     # that runs small grids for months would grow by a gigabyte.
@@ -71,7 +73,7 @@ class RayProcess:
             "include-log-monitor": "false",
             "object-store-memory": _OBJECT_STORE_BYTES,
         }
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *flags, "--block"]
+        command = [sys.executable, "-c", _RAY, "start", *flags, "--block"]
         command += ["--disable-usage-stats", "--log-color", "false"]
         command += [f"--{name}={value}" for name, value in all_options.items()]
         env = {
