@@ -10,7 +10,7 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import Db
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
-from service.api.leaderboards import metrics_named
+from service.api.leaderboards import ShownMetrics, metrics_named
 from service.api.openapi_examples.comparisons import COMPARISON, COMPARISON_TEXT
 from service.errors import FieldProblem, QueryError
 from service.leaderboards.cell_scores import EVERYONE
@@ -19,7 +19,7 @@ from service.leaderboards.comparison_sheets import comparison_records, compariso
 from service.leaderboards.metrics import HEADLINE
 from service.leaderboards.sides import Key, Kind
 from service.schemas.comparisons import CompareOut
-from service.specs.patterns import FINGERPRINT, FINGERPRINTS, METRICS, NUMBER_OR_FINGERPRINT, NUMBERS
+from service.specs.patterns import FINGERPRINT, FINGERPRINTS, NUMBER_OR_FINGERPRINT, NUMBERS
 
 router = APIRouter(prefix="/v1/compare", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
@@ -62,14 +62,7 @@ class AskedComparison:
             description="One of those named, to which differences are taken; by default the first.",
         ),
     ] = None
-    metrics: Annotated[
-        str | None,
-        Query(
-            max_length=1000,
-            pattern=METRICS,
-            description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
-        ),
-    ] = None
+    metrics: ShownMetrics = None
     protocol: Annotated[
         str | None,
         Query(

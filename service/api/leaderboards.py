@@ -42,6 +42,14 @@ router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=R
 
 _PLANE_COLUMNS = ("cell", "x", "x_error", "y", "y_error", "seeds", "front")
 Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
+ShownMetrics = Annotated[
+    str | None,
+    Query(
+        max_length=1000,
+        pattern=METRICS,
+        description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +87,7 @@ class _Ranking:
     """What rows are ranked by, what they show, and which of them are wanted."""
 
     metric: Annotated[Metric, Query(description="What the rows are ranked by.")] = Metric.ACCURACY
-    metrics: Annotated[
-        str | None,
-        Query(
-            max_length=1000,
-            pattern=METRICS,
-            description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
-        ),
-    ] = None
+    metrics: ShownMetrics = None
     columns: FieldColumns = None
     hide: HiddenFields = None
     group_by: Annotated[
