@@ -2,13 +2,15 @@
 
 `python -m workers.node.observer HOST:PORT FD DATA_DIR [MARKER]` writes the head's note every second, and a line of JSON
 into the file descriptor: the nodes of the cluster, those that left and machines that were refused a minute ago at most.
-What a node is it reads from its note, sees itself where it is this machine, and asks by a task of Ray otherwise. It
-ends when it cannot reach the cluster for half a minute, or nobody reads.
+What a node is it reads from its note, sees itself where it is this machine, and asks by a task of Ray otherwise. A node
+that stands empty because Ray's head errs about it is made to say so. It ends when it cannot reach the cluster for half
+a minute, or nobody reads.
 """
 
 import dataclasses
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -29,6 +31,13 @@ _ASK_SOON_SECONDS = 30.0
 SHOW_LEFT_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 _TIMEOUT_SECONDS = 5.0
+_ERRS_SECONDS = 5.0
+"""To reserve a place takes milliseconds, in which the head's books and the bundles of a node differ, too."""
+_ROUSE_AGAIN_SECONDS = 60.0
+"""Then after twice as long each time, up to an hour: what others run on a cluster that is not ours has no bundle."""
+_ROUSE_SELDOM_SECONDS = 3600.0
+_RESERVED = {name: re.compile(rf"{name}_group_[0-9a-f]+") for name in ("CPU", "GPU")}
+"""What the bundles of a placement group have of a node together, among the node's resources."""
 _ALIVE = 0  # of Ray's GcsNodeInfo.GcsNodeState
 _GIB = 2**30
 _OTHER_NOTES = "its ttsv is of another version, which writes other notes: install the same on both"
@@ -77,7 +86,17 @@ class Questions:
             for node_id in known.keys() - kept:
                 del known[node_id]
 
+    def rouse(self, node_id: str) -> None:
+        """Has a node run a task, whose answer nobody waits for: as it begins, the node tells the head what is free."""
+        try:
+            self._task(node_id)
+        except Exception:  # Ray's, of many kinds
+            logger.exception("a node cannot be roused")
+
     def _ask(self, node_id: str) -> None:
+        self._pending[node_id] = self._task(node_id), time.time(), time.monotonic()
+
+    def _task(self, node_id: str) -> Any:
         if self._ray is None:
             import ray
 
@@ -87,7 +106,7 @@ class Questions:
 
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_describe)
-        self._pending[node_id] = task.remote(), time.time(), time.monotonic()
+        return task.remote()
 
     def _collect(self, node_id: str, head: HeadNote) -> None:
         question, asked_at, began = self._pending[node_id]
@@ -124,11 +143,54 @@ def _describe() -> tuple[str, float]:
     return machine_as_json(machine).decode(), time.time()
 
 
+class Books:
+    """What Ray's head believes is taken of each node, where at times it errs.
+
+    Where it cannot reach a node in the moment in which it reserves a place there, as just after the node came back at
+    the address at which it died, the head (Ray 2.60) keeps the place as taken until it hears from the node anew. That
+    is when something begins or ends on it: never, as all of its places seem taken.
+    """
+
+    def __init__(self, address: str) -> None:
+        from ray._private.state import GlobalState
+        from ray._raylet import GcsClientOptions  # type: ignore[attr-defined] # which its stubs leave out
+
+        self._state: Any = GlobalState()  # type: ignore[no-untyped-call]
+        self._state._initialize_global_state(
+            GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True)
+        )
+        self._due: dict[str, tuple[float, float]] = {}
+        """By node: when it is to be roused, and how long after that again."""
+
+    def erring(self) -> list[str]:
+        """The nodes of which for some seconds more was taken than is reserved; each again, but ever less often."""
+        total, free = self._state.total_resources_per_node(), self._state.available_resources_per_node()
+        moment = time.monotonic()
+        first = moment + _ERRS_SECONDS, _ROUSE_AGAIN_SECONDS
+        wrong = [node_id for node_id in total if _unaccounted(total[node_id], free.get(node_id, {}))]
+        self._due = {node_id: self._due.get(node_id, first) for node_id in wrong}
+        found = []
+        for node_id, (due, pause) in self._due.items():
+            if due <= moment:
+                found.append(node_id)
+                self._due[node_id] = moment + pause, min(2 * pause, _ROUSE_SELDOM_SECONDS)
+        return found
+
+
+def _unaccounted(total: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    """Whether processors or GPUs of a node are neither free nor a bundle's."""
+    return any(
+        total.get(name, 0) - free.get(name, 0) - sum(total[one] for one in total if reserved.fullmatch(one)) > 1e-3
+        for name, reserved in _RESERVED.items()
+    )
+
+
 class Observer:
     """What is seen of a cluster, look by look."""
 
-    def __init__(self, notes: Notes, questions: Questions, head: HeadNote, data_dir: Path) -> None:
-        self._notes, self._questions, self._head, self._data_dir = notes, questions, head, data_dir
+    def __init__(self, notes: Notes, questions: Questions, books: Books, head: HeadNote, data_dir: Path) -> None:
+        self._notes, self._questions, self._books = notes, questions, books
+        self._head, self._data_dir = head, data_dir
         self._left_at: dict[str, float] = {}
         self._refusals: dict[str, tuple[Node, float]] = {}
         self._answers: dict[str, Answer] = {}
@@ -156,6 +218,9 @@ class Observer:
             nodes.append(_node(node_id, info, answer, NodeState.ALIVE))
         self._head = dataclasses.replace(self._head, node=min(here)[1] if here else None)
         self._questions.forget(alive)
+        for node_id in self._books.erring():
+            logger.warning("Ray's head has more of node %s as taken than is: a task there lets it look again", node_id)
+            self._questions.rouse(node_id)
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
         return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *self._refused()]
 
@@ -256,7 +321,7 @@ def main() -> None:
     storage = Folder(place, os.environ.get(STORAGE_MARKER, "")) if place else None
     head = HeadNote(socket.gethostname(), versions(), time.time(), folder, data_dir, storage=storage)
     try:
-        observe(Observer(Notes(address), Questions(address), head, Path(data_dir)), int(descriptor))
+        observe(Observer(Notes(address), Questions(address), Books(address), head, Path(data_dir)), int(descriptor))
     except BrokenPipeError:
         logger.info("the worker is gone")
 

@@ -15,7 +15,7 @@ from service.queue.cluster import Machine, Versions, machine_as_json, nodes_from
 from service.specs.states import NodeState
 from workers.node import observer
 from workers.node.notes import HeadNote, NodeNote
-from workers.node.observer import Answer, Observer, Questions
+from workers.node.observer import Answer, Books, Observer, Questions
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
 MACHINE = Machine(VERSIONS, (), 64.0, 10.0, True)
@@ -67,6 +67,7 @@ class Asked:
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.kept: list[str] = []
+        self.roused: list[str] = []
 
     def answer(self, node_id: str, head: HeadNote) -> Answer:
         self.ids.append(node_id)
@@ -75,6 +76,23 @@ class Asked:
     def forget(self, others_than: list[str]) -> None:
         self.kept = others_than
 
+    def rouse(self, node_id: str) -> None:
+        self.roused.append(node_id)
+
+
+class Accounts:
+    """What Ray's head has of each node: in all, and free."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, dict[str, float]] = {}
+        self.free: dict[str, dict[str, float]] = {}
+
+    def total_resources_per_node(self) -> dict[str, dict[str, float]]:
+        return self.total
+
+    def available_resources_per_node(self) -> dict[str, dict[str, float]]:
+        return self.free
+
 
 @pytest.fixture
 def board() -> Board:
@@ -82,9 +100,16 @@ def board() -> Board:
 
 
 @pytest.fixture
-def looking(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observer:
+def accounts() -> Accounts:
+    return Accounts()
+
+
+@pytest.fixture
+def looking(board: Board, accounts: Accounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observer:
     monkeypatch.setattr(observer, "describe", lambda folder: dataclasses.replace(MACHINE, memory_gib=1.0))
-    return Observer(board, Asked(), HEAD, tmp_path)  # type: ignore[arg-type]
+    books = Books("127.0.0.1:1")  # connects when it is asked
+    books._state = accounts
+    return Observer(board, Asked(), books, HEAD, tmp_path)  # type: ignore[arg-type]
 
 
 def test_every_look_writes_the_clock(board: Board, looking: Observer) -> None:
@@ -126,6 +151,82 @@ def test_what_left_is_told_for_a_while(board: Board, looking: Observer, monkeypa
     assert board.nodes.notes == {}, "its note is of no use to anybody"
     monkeypatch.setattr(observer, "SHOW_LEFT_SECONDS", 0.0)
     assert looking.look() == []
+
+
+# As the head showed two nodes when it had failed to reserve places on the second, which had just come back.
+FULL = {"CPU": 2.0, "memory": 1e9, "CPU_group_0_5c88f0": 1.0, "CPU_group_5c88f0": 1.0} | {
+    "CPU_group_0_12c3ab": 1.0,
+    "CPU_group_12c3ab": 1.0,
+    "bundle_group_5c88f0": 1000.0,
+    "bundle_group_12c3ab": 1000.0,
+}
+EMPTY = {"CPU": 2.0, "memory": 1e9}
+
+
+class TestBooks:
+    """Ray's head takes a place for taken that is free: whose node never has anything to tell would stand empty."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        clock = SimpleNamespace(now=0.0)
+        monkeypatch.setattr(observer, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock.now))
+        return clock
+
+    def seen(self, looking: Observer, clock: SimpleNamespace, moment: float) -> list[str]:
+        """Who is roused by a look at a moment."""
+        clock.now = moment
+        questions: Any = looking._questions
+        before = len(questions.roused)
+        looking.look()
+        return list(questions.roused[before:])
+
+    def test_a_node_that_stands_empty_is_roused(
+        self, looking: Observer, accounts: Accounts, clock: SimpleNamespace
+    ) -> None:
+        accounts.total = {"full": FULL, "empty": EMPTY}
+        accounts.free = {"full": {"memory": 1e9}, "empty": {"memory": 1e9}}
+        moments = [moment for moment in range(0, 20_000, 5) if self.seen(looking, clock, moment)]
+        assert moments == [5, 65, 185, 425, 905, 1865, 3785, 7385, 10985, 14585, 18185], "ever less often"
+        questions: Any = looking._questions
+        assert set(questions.roused) == {"empty"}
+        accounts.free = {"full": {"memory": 1e9}, "empty": EMPTY}
+        assert self.seen(looking, clock, 30_000) == []
+        accounts.free = {"full": {"memory": 1e9}, "empty": {"memory": 1e9}}
+        assert [self.seen(looking, clock, moment) for moment in (30_001, 30_006)] == [[], ["empty"]]
+
+    def test_one_that_errs_for_a_moment_is_not(
+        self, looking: Observer, accounts: Accounts, clock: SimpleNamespace
+    ) -> None:
+        accounts.total = {"empty": EMPTY}
+        for moment in range(0, 20, 4):
+            accounts.free = {"empty": {"CPU": 1.0}}
+            assert self.seen(looking, clock, moment) == []
+            accounts.free = {"empty": EMPTY}
+            assert self.seen(looking, clock, moment + 2) == []
+
+    @pytest.mark.parametrize(
+        ("total", "free", "errs"),
+        [
+            ({"GPU": 4.0}, {"GPU": 4.0}, False),
+            ({"GPU": 4.0}, {"GPU": 3.0}, True),
+            ({"GPU": 4.0, "GPU_group_0_ab": 0.5, "GPU_group_ab": 0.5}, {"GPU": 3.5}, False),
+            ({"GPU": 4.0, "GPU_group_0_ab": 0.5, "GPU_group_ab": 0.5}, {"GPU": 3.0}, True),
+            ({"GPU": 1.0, "GPU_group_0_ab": 0.1, "GPU_group_1_ab": 0.2, "GPU_group_ab": 0.3}, {"GPU": 0.7}, False),
+            ({"memory": 4.0}, {}, False),
+        ],
+    )
+    def test_what_bundles_have_is_taken(
+        self,
+        looking: Observer,
+        accounts: Accounts,
+        clock: SimpleNamespace,
+        total: dict[str, float],
+        free: dict[str, float],
+        errs: bool,
+    ) -> None:
+        accounts.total, accounts.free = {"node": total}, {"node": free}
+        self.seen(looking, clock, 0)
+        assert self.seen(looking, clock, 10) == ["node"] * errs
 
 
 def test_what_left_before_is_not_told(board: Board, looking: Observer) -> None:
@@ -234,6 +335,13 @@ class TestQuestions:
         questions.forget([])
         assert questions.answer(self.NODE, HEAD) == UNKNOWN
         assert len(ray.asked) == 2
+
+    def test_one_that_is_roused_runs_a_task_that_nobody_waits_for(self, ray: FakeRay, questions: Questions) -> None:
+        questions.rouse(self.NODE)
+        assert ray.asked == [self.NODE]
+        assert questions._pending == {}
+        ray.remote = lambda **_: 1 / 0  # type: ignore[method-assign]
+        questions.rouse(self.NODE)
 
     def test_one_that_does_not_fit_says_why(self, ray: FakeRay, questions: Questions) -> None:
         questions.answer(self.NODE, HEAD)
