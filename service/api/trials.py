@@ -11,7 +11,7 @@ from service.api.http.examples import UNCHANGED, kept
 from service.api.http.formats import VARY, AskedFormat, Format, forms
 from service.api.http.problems import RESPONSES, refusals
 from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
-from service.api.http.responses import Answer, result_out, trial_out
+from service.api.http.responses import Answer, result_out, trials_out
 from service.api.openapi_examples.trials import (
     ATTEMPTS,
     EPOCH_SPECTRA,
@@ -95,7 +95,7 @@ class TrialList:
                 with_config="config" in wanted,
                 with_result="result" in wanted,
             )
-            items = [trial_out(trial, result, wanted) for trial, result in found.rows]
+            items = trials_out(session, found.rows, wanted)
         if self.form.format is Format.JSON:
             answer = self.answer(self._with_columns(wanted.page(TrialPage, items, found.next)), following=found.next)
             answer.headers["Vary"] = VARY
@@ -156,7 +156,7 @@ def show(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_nam
         found = store.trial_detail(session, trial_id, project_id=who.project_id)
         epochs = "epoch_metrics" in wanted
         drawn = epoch_points.sample(session, trial_id, epoch_points.METRICS, MAX_POINTS_SHOWN) if epochs else []
-        plain = trial_out(found.trial, found.result)
+        (plain,) = trials_out(session, [(found.trial, found.result)])
     values = dict(plain) | {
         "epoch_metrics": [EpochOut.model_construct(**point) for point in drawn],
         "protocol": found.protocol,

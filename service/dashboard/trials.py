@@ -128,6 +128,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         begun = attempts.listed(session, trial_id)
         sampled = attempts.listed(session, trial_id, resources=True)
         watched = epoch_spectra.history(session, trial_id, 2)
+        silent = attempts.silences(session, [found.trial])
         session.expunge_all()
     result = found.result
     values = [(metric, getattr(result, metric.value)) for metric in Metric] if result else []
@@ -136,6 +137,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
     return show(
         "trial.html",
         trial=found.trial,
+        silence=silent.get(trial_id),
         experiment_name=name,
         open=found.trial.state in OPEN_TRIALS,
         delta=threshold(found.trial),
@@ -166,8 +168,9 @@ def summary(trial_id: TrialId, show: Show, who: Reader, database: Db) -> HTMLRes
     """What stands above the tabs, alone: all that changes of a page while its trial trains, but pictures and log."""
     with database.read() as session:
         found = store.trial_detail(session, trial_id, project_id=who.project_id)
+        silent = attempts.silences(session, [found.trial])
         session.expunge_all()
-    return show("trial_changes.html", trial=found.trial, result=found.result)
+    return show("trial_changes.html", trial=found.trial, silence=silent.get(trial_id), result=found.result)
 
 
 @router.get("/trials/{trial_id}/cell")

@@ -10,6 +10,7 @@ from service.leaderboards.boards import missing_said
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import unit_of
 from service.leaderboards.text_tables import in_words
+from service.queue.attempts import Silence
 from service.specs.columns import flat
 
 NONE = "\u2013"
@@ -104,12 +105,12 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
-        return f"{hours} h {minutes} min"
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
+    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def instant(when: datetime | None) -> str:
@@ -129,6 +130,12 @@ def ago(when: datetime | None) -> str:
     if past < timedelta(days=2):
         return f"{past.total_seconds() / 3600:.0f} h ago"
     return f"{past.days} days ago"
+
+
+def silent(silence: Silence) -> str:
+    """How long a trial has reported nothing, and how long it may."""
+    past = max(0.0, (now() - silence.last_report_at).total_seconds())
+    return f"{duration(past)} ago; killed and tried again after {duration(silence.hung_after)} without one"
 
 
 def said(name: str) -> str:
@@ -153,6 +160,7 @@ _ALL = (
     duration,
     instant,
     ago,
+    silent,
     said,
     document,
     flat,

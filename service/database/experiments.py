@@ -1,7 +1,7 @@
 """Experiments, their trials, and what happened to them."""
 
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from pydantic import JsonValue
 from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false, text
@@ -265,11 +265,21 @@ class Environment(Base):
     record: Mapped[dict[str, JsonValue]]
 
 
+class Pace(TypedDict):
+    """When an attempt had `reported` when this was written, in seconds since it began, and its longest pause by then.
+
+    The driver says it, as it is the one that kills an attempt that reports no more.
+    """
+
+    reported: float
+    longest_pause: float
+
+
 class ResourceSeries(TypedDict):
     """What an attempt's process used, a value in every column for each moment at which it was looked at.
 
     `interval` are the seconds between two of them, `seconds` those since the attempt began. None: it was not known, or
-    there is no GPU.
+    there is no GPU. `pace` comes with it, so that no report is written for itself.
     """
 
     interval: float
@@ -278,6 +288,7 @@ class ResourceSeries(TypedDict):
     memory: list[float | None]
     gpu: list[float | None]
     gpu_memory: list[float | None]
+    pace: NotRequired[Pace]
 
 
 class Attempt(Base):

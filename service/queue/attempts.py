@@ -1,23 +1,28 @@
-"""SQL of attempts at trials: where each ran and with what, and what it used of its machine over time.
+"""SQL of attempts at trials: where each ran and with what, what it used over time, and how long it is silent.
 
 Functions take a Session; callers commit, and hold the experiment where they write.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import JsonValue
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import Attempt, Environment, Trial
+from service.database import Attempt, Environment, Experiment, Trial, TrialState
 from service.database.engine import upsert
-from service.database.experiments import ResourceSeries
+from service.database.experiments import Pace, ResourceSeries
 from ttsv.config.fields import digest
 
 MOST_ATTEMPTS = 50
 """So many of a trial are kept, the newest: one whose process dies for ever leaves no more."""
+LEAST_HUNG_SECONDS = 1800.0
+"""Half an hour without a word is nothing yet: an epoch or an attack may take so long."""
+HUNG_PAUSES = 10
+"""So many times its longest pause so far."""
+_NO_REPORT: Pace = {"reported": 0.0, "longest_pause": 0.0}
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,19 @@ class AttemptDetail:
     place: str
     environment: Mapping[str, JsonValue] | None = None
     resources: ResourceSeries | None = None
+
+
+@dataclass(frozen=True)
+class Silence:
+    """When a running trial last reported, and the seconds without a report after which it is killed and tried again."""
+
+    last_report_at: datetime
+    hung_after: float
+
+
+def hung_seconds(asked: float | None, longest_pause: float) -> float:
+    """Seconds without a report after which an attempt counts as hung: as a spec asks, or by its own pace."""
+    return asked or max(LEAST_HUNG_SECONDS, HUNG_PAUSES * longest_pause)
 
 
 def begin(session: Session, trial: Trial, fence: int, place: str, environment: Mapping[str, object] | None) -> None:
@@ -70,3 +88,30 @@ def listed(session: Session, trial_id: int, *, resources: bool = False) -> Seque
     joined = mine.outerjoin(Environment, Environment.fingerprint == Attempt.environment)
     found = session.execute(joined.add_columns(Environment.record)).all()
     return [AttemptDetail(number, at, place, record) for number, at, place, record in found]
+
+
+def silences(session: Session, trials: Iterable[Trial]) -> dict[int, Silence]:
+    """Trial -> how long it is silent and may be, of those among these trials that run.
+
+    A report is known where the use of resources came with it (`ResourceSeries.pace`): every half minute, and after each
+    longer pause. So the last one may be half a minute later than said, and no pause is missed that makes the limit.
+    """
+    running = {
+        trial.id: (trial.experiment_id, trial.started_at)
+        for trial in trials
+        if trial.state is TrialState.RUNNING and trial.started_at is not None
+    }
+    if not running:
+        return {}
+    experiments = {experiment_id for experiment_id, _ in running.values()}
+    limits = select(Experiment.id, Experiment.spec["hung_after"].as_float()).where(Experiment.id.in_(experiments))
+    asked: dict[int, float | None] = dict(session.execute(limits).all())
+    newest = (Trial.id == Attempt.trial_id) & (Trial.started_at == Attempt.started_at)
+    told = select(Attempt.trial_id, Attempt.resources["pace"]).join(Trial, newest).where(Attempt.trial_id.in_(running))
+    paces: dict[int, Pace | None] = dict(session.execute(told).all())
+    found = {}
+    for trial_id, (experiment_id, began) in running.items():
+        pace = paces.get(trial_id) or _NO_REPORT
+        limit = hung_seconds(asked.get(experiment_id), pace["longest_pause"])
+        found[trial_id] = Silence(began + timedelta(seconds=pace["reported"]), limit)
+    return found

@@ -195,11 +195,23 @@ class TrialOut(Out):
     started_at: datetime | None = Field(description="When its newest attempt began.")
     finished_at: datetime | None = Field(description="When it became final.")
     run_seconds: float = Field(0, description="Of all attempts that ended.")
+    last_report_at: datetime | None = Field(
+        None, description="When its process last reported, or half a minute before; null unless it runs."
+    )
+    hung_after: float | None = Field(
+        None,
+        description="Seconds without a report after which its process is killed and it is tried again: as its spec "
+        "says, or by its own pace; null unless it runs.",
+    )
     best_val_accuracy: float | None = Field(
         None, description="Of any epoch, a fraction: on test images where `training.validation` says so."
     )
     source_trial_id: int | None = Field(None, description="It trains nothing and evaluates what this trial left.")
     result: ResultOut | None = Field(None, description="On the test images; null unless it succeeded.")
+
+
+PASSING = ("last_report_at", "hung_after")
+"""What is said of a trial only while it runs."""
 
 
 class ColumnOut(Out):

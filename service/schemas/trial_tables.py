@@ -8,7 +8,7 @@ from typing import Any, Self
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
-from service.schemas.experiments import DryRunOut, ResultOut, TrialOut
+from service.schemas.experiments import PASSING, DryRunOut, ResultOut, TrialOut
 from service.specs.columns import (
     Columns,
     FieldColumn,
@@ -21,7 +21,7 @@ from service.specs.columns import (
 )
 from ttsv.config.fields import TrialFields
 
-_FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result"))
+_FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result", *PASSING))
 _RESULT = tuple(ResultOut.model_fields)
 
 

@@ -134,7 +134,14 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show an experiment and its trials."""
-    from workers.cli.tables import progress_line, resources_table, show_errors, shown_fields, trials_table
+    from workers.cli.tables import (
+        progress_line,
+        resources_table,
+        show_errors,
+        show_silences,
+        shown_fields,
+        trials_table,
+    )
 
     shown = shown_fields(columns, hide)
     experiment = client.experiment(experiment_id)
@@ -149,6 +156,7 @@ def show(
     if experiment.error:
         typer.echo(experiment.error)
     print_table(trials_table(trials, shown))
+    show_silences(console(), trials)
     show_errors(console(), trials)
     if resources:
         print_table(resources_table(used))
@@ -158,13 +166,14 @@ def show(
 @connected
 def trial(client: "Client", trial_id: TrialId, as_json: Json = False) -> None:
     """Show a trial with its epochs."""
-    from workers.cli.tables import epochs_table, resources_table, show_errors, trials_table
+    from workers.cli.tables import epochs_table, resources_table, show_errors, show_silences, trials_table
 
     found = client.trial(trial_id)
     if as_json:
         print_json(found)
         return
     print_table(trials_table([found]))
+    show_silences(console(), [found])
     show_errors(console(), [found])
     if used := [(trial_id, attempt) for attempt in client.resources(trial_id)]:
         print_table(resources_table(used))

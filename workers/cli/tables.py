@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -106,6 +107,29 @@ def show_errors(console: Console, trials: list[TrialOut]) -> None:
             reasons.setdefault(f"{trial.failure or trial.state.value}: {trial.error}", []).append(trial.id)
     for reason, ids in reasons.items():
         console.print(f"trial {', '.join(map(str, ids))}: {reason}", markup=False, highlight=False)
+
+
+_SILENT = 10
+"""Of so many trials it is said how long they are silent."""
+
+
+def show_silences(console: Console, trials: Sequence[TrialOut]) -> None:
+    """How long trials that run have reported nothing, and how long they may: first whose time is up first."""
+    moment = datetime.now(UTC)
+    running = [
+        (one.id, max(0.0, (moment - one.last_report_at).total_seconds()), one.hung_after)
+        for one in trials
+        if one.last_report_at is not None and one.hung_after is not None
+    ]
+    running.sort(key=lambda one: one[2] - one[1])
+    lines = [
+        f"trial {number}: last report {duration(past)} ago; killed and tried again after {duration(limit)} without one"
+        for number, past, limit in running[:_SILENT]
+    ]
+    if more := len(running) - len(lines):
+        lines.append(f"{more} more run, with more time left")
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
 
 
 def resources_table(found: Sequence[tuple[int, AttemptResources]]) -> Table:

@@ -20,6 +20,7 @@ from workers.trial_process.messages import (
     HinderedReport,
     Job,
     Report,
+    ResourceReport,
     ResultReport,
     StartedReport,
 )
@@ -76,6 +77,8 @@ class TuneCallback(tune.Callback):
         trial_id, report = job_of(trial).trial_id, result["report"]
         if isinstance(report, ResultReport) and self._stored is not None:
             self._stored.begin(trial_id, report)  # it asks a server, and records the end
+        elif isinstance(report, ResourceReport):
+            report = ResourceReport({**report.series, "pace": self._watchdog.pace(trial_id)})
         elif isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
             host = result.get("hostname", "its node")
             where = f"is on {host} alone, and not in {self._data_dir}, where it is served from"

@@ -12,13 +12,12 @@ from typing import Any
 
 import ray
 
+from service.database.experiments import Pace
+from service.queue.attempts import hung_seconds
+
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-LEAST_HUNG_SECONDS = 1800.0
-"""Half an hour without a word is nothing yet: an epoch or an attack may take so long."""
-HUNG_PAUSES = 10
-"""So many times its longest pause so far."""
 YIELD_SECONDS = 8.0
 """A trial that is to give way does so after its next report, which follows a checkpoint, but no later than this."""
 
@@ -89,6 +88,16 @@ class Watchdog:
         if yields:
             self._end(trial_id, Verdict.YIELD, 0.0)
 
+    def pace(self, trial_id: int) -> Pace:
+        """How the trial's reports come, if it reports now: by this it is judged, and others can say so."""
+        now = time.monotonic()
+        with self._lock:
+            attempt = self._running.get(trial_id)
+            if attempt is None:  # it was killed just now
+                return {"reported": 0.0, "longest_pause": 0.0}
+            longest = max(attempt.longest_pause, now - attempt.heard)
+            return {"reported": round(now - attempt.began, 1), "longest_pause": round(longest, 1)}
+
     def ended(self, trial_id: int) -> bool:
         """The attempt is over; whether it ended by itself and was not killed from here."""
         with self._lock:
@@ -136,7 +145,7 @@ class Watchdog:
         now = time.monotonic()
         with self._lock:
             for trial_id, attempt in self._running.items():
-                hung = self._hung_after or max(LEAST_HUNG_SECONDS, HUNG_PAUSES * attempt.longest_pause)
+                hung = hung_seconds(self._hung_after, attempt.longest_pause)
                 if self._timeout is not None and now - attempt.began > self._timeout:
                     found.append((trial_id, Verdict.TIMEOUT, self._timeout))
                 elif now - attempt.heard > hung:

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, ExperimentState, Result, Trial
 from service.experiments import store
 from service.experiments.listing import tags_of
-from service.schemas.experiments import ExperimentOut, ExperimentProgress, ResultOut, TrialOut
+from service.queue.attempts import silences
+from service.schemas.experiments import PASSING, ExperimentOut, ExperimentProgress, ResultOut, TrialOut
 from service.schemas.field_selection import Fields
 
 
@@ -131,13 +132,24 @@ def progress_out(experiment: Experiment, progress: store.Progress) -> Experiment
     return ExperimentProgress(**vars(progress), seconds_left=_seconds_left(experiment, progress))
 
 
-def trial_out(trial: Trial, result: Result | None, wanted: Fields | None = None) -> TrialOut:
-    """A trial as the API shows it; what is not wanted is missing in the answer."""
-    names = [name for name in TrialOut.model_fields if name != "result" and (wanted is None or name in wanted)]
-    values: dict[str, Any] = {name: getattr(trial, name) for name in names}
-    if wanted is None or "result" in wanted:
-        values["result"] = result_out(result) if result else None
-    return TrialOut.model_construct(set(values), **values)
+_EVERYTHING_OF_A_TRIAL = Fields(TrialOut)
+
+
+def trials_out(
+    session: Session, rows: Sequence[tuple[Trial, Result | None]], wanted: Fields = _EVERYTHING_OF_A_TRIAL
+) -> list[TrialOut]:
+    """Trials as the API shows them; what is not wanted is not looked for, and is missing in the answers."""
+    passing = [name for name in PASSING if name in wanted]
+    silent = silences(session, [trial for trial, _ in rows]) if passing else {}
+    plain = [name for name in TrialOut.model_fields if name not in ("result", *PASSING) and name in wanted]
+    answers = []
+    for trial, result in rows:
+        values: dict[str, Any] = {name: getattr(trial, name) for name in plain}
+        values |= {name: getattr(silent.get(trial.id), name, None) for name in passing}
+        if "result" in wanted:
+            values["result"] = result_out(result) if result else None
+        answers.append(TrialOut.model_construct(set(values), **values))
+    return answers
 
 
 def result_out(result: Result) -> ResultOut:

@@ -87,6 +87,8 @@ TRIAL: Example = {
     "started_at": "2026-11-21T03:32:05.335151Z",
     "finished_at": "2026-11-21T03:32:12.295909Z",
     "run_seconds": 6.960758,
+    "last_report_at": None,
+    "hung_after": None,
     "best_val_accuracy": 0.93007,
     "source_trial_id": None,
     "result": {

@@ -154,6 +154,12 @@ function ofExperiment() {
 function ofTrial() {
   let known = null;
   let attempt = null;
+  const summary = () => refresh("#summary", `/trials/${trial}/summary`);
+  const silence = setInterval(() => document.hidden || summary(), MINUTE); // of a trial that reports nothing nobody tells
+  const end = () => {
+    clearInterval(silence);
+    source.close();
+  };
   const look = async () => {
     try {
       const response = await fetch(`/v1/trials/${trial}?fields=state,epoch,attempts`, { headers: { Accept: "application/json" } });
@@ -169,15 +175,15 @@ function ofTrial() {
       if (first && !done) return;
       // While it trains nothing changes but what stands above the tabs; they read their own numbers.
       if (done || another) await refresh();
-      else await refresh("#summary", `/trials/${trial}/summary`);
+      else await summary();
       document.dispatchEvent(new CustomEvent("progressed"));
-      if (done) source.close();
+      if (done) end();
     } catch {
       known = null; // The service is away for a moment.
     }
   };
   const soon = throttled(look, PAUSE);
-  listen(stream, { progress: soon, end: () => (source.close(), soon()) });
+  listen(stream, { progress: soon, end: () => (end(), soon()) });
 }
 
 /** What the stream tells of an experiment, as its row is marked with it. */

@@ -129,8 +129,8 @@ class TestWords:
             "0.2 s",
             "59 s",
             "1 min 1 s",
-            "1 h 0 min",
-            "25 h 0 min",
+            "1 h",
+            "25 h",
             "11 d 13 h",
         ]
         assert [size(count) for count in (0, 1023, 1024, 5 * 2**30)] == ["0 bytes", "1023 bytes", "1.0 KiB", "5.0 GiB"]

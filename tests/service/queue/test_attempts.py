@@ -1,13 +1,15 @@
-"""Attempts at a trial: each with its place, its environment and what it used, the newest kept."""
+"""Attempts at a trial: each with its place, its environment and what it used, the newest kept; and their silence."""
 
+import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select, update
 
-from service.database import Attempt, Environment
+from service.database import Attempt, Environment, Trial, now
 from service.database.engine import Database
 from service.database.experiments import ResourceSeries
 from service.queue import attempts
@@ -94,3 +96,114 @@ def test_the_api_serves_them(api: TestClient, database: Database, begun: Any) ->
     ]
     for what in ("attempts", "resources"):
         assert api.get(f"/v1/trials/999/{what}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "longest_pause", "limit"),
+    [(None, 0.0, 1800.0), (None, 180.0, 1800.0), (None, 181.0, 1810.0), (77.0, 181.0, 77.0), (7200.0, 0.0, 7200.0)],
+)
+def test_it_hangs_after_what_its_spec_says_or_ten_pauses(
+    asked: float | None, longest_pause: float, limit: float
+) -> None:
+    assert attempts.hung_seconds(asked, longest_pause) == limit
+
+
+def told(api: TestClient, path: str) -> Any:
+    return api.get(path).raise_for_status().json()
+
+
+class TestSilence:
+    """What is said of a trial while it runs: when it last reported, and how long it may say nothing."""
+
+    @staticmethod
+    def of(answer: dict[str, Any]) -> tuple[float, float]:
+        """Seconds from the attempt's beginning to the last report, and those after which it counts as hung."""
+        last, began = (datetime.fromisoformat(answer[name]) for name in ("last_report_at", "started_at"))
+        return (last - began).total_seconds(), answer["hung_after"]
+
+    def test_it_follows_the_reports_of_the_attempt_that_runs(
+        self, api: TestClient, database: Database, begun: Any
+    ) -> None:
+        lease, trial_id, start = begun
+        address = f"/v1/trials/{trial_id}"
+        nothing = {"last_report_at": None, "hung_after": None}
+        assert told(api, f"{address}?fields=last_report_at,hung_after") == nothing  # it waits
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        assert self.of(told(api, address)) == (0.0, 1800.0)  # its process has not said where it is
+        start()
+        assert self.of(told(api, address)) == (0.0, 1800.0)
+        paced: ResourceSeries = {**SERIES, "pace": {"reported": 4000.5, "longest_pause": 300.0}}
+        database.write(under(lease, HeldExperiment.record_resources, trial_id, paced))
+        assert self.of(told(api, address)) == (4000.5, 3000.0)
+        (listed,) = told(api, "/v1/trials")["items"]
+        assert self.of(listed) == (4000.5, 3000.0)
+        assert told(api, "/v1/trials?fields=hung_after")["items"] == [{"hung_after": 3000.0}]
+        assert "hung_after" not in told(api, "/v1/trials?fields=id,state")["items"][0]
+        database.write(under(lease, HeldExperiment.record_resources, trial_id, SERIES))  # of an older driver
+        assert self.of(told(api, address)) == (0.0, 1800.0)
+        database.write(under(lease, HeldExperiment.record_resources, trial_id, paced))
+        database.write(under(lease, HeldExperiment.lose_trial, trial_id, "it reported nothing for 3000 s"))
+        assert told(api, f"{address}?fields=last_report_at,hung_after") == nothing
+        start("node-2")  # begins anew, at its own pace
+        assert self.of(told(api, address)) == (0.0, 1800.0)
+        database.write(under(lease, HeldExperiment.fail_trial, trial_id, "error", "it failed"))
+        assert told(api, f"{address}?fields=last_report_at,hung_after") == nothing
+
+    def test_what_its_spec_says_holds(
+        self, api: TestClient, database: Database, submit: Callable[..., int], claim: Callable[..., Lease]
+    ) -> None:
+        base = {"dataset": "digits", "model": "small-cnn"}
+        spec = {"name": "impatient", "base": base, "grid": {"seed": [0, 1]}, "hung_after": 77.5}
+        api.post("/v1/experiments", json=spec).raise_for_status()
+        submit(seeds=1)
+        for trial_id in (2, 3):
+            database.write(under(claim(), HeldExperiment.start_trial, trial_id))
+        found = told(api, "/v1/trials?sort=id")["items"]
+        assert [trial["hung_after"] for trial in found] == [None, 77.5, 1800.0]
+
+    def test_nothing_is_asked_of_trials_that_do_not_run(
+        self, database: Database, begun: Any, submit: Callable[..., int]
+    ) -> None:
+        """Two statements for those that do, however many others there are."""
+        _, trial_id, start = begun
+        submit(seeds=5)
+        statements: list[str] = []
+
+        def ask(session: Any) -> set[int]:
+            trials = session.scalars(select(Trial)).all()
+            statements.clear()
+            event.listen(session.connection(), "before_cursor_execute", note)
+            return set(attempts.silences(session, trials))
+
+        def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            statements.append(statement)
+
+        with database.read() as session:
+            assert (ask(session), statements) == (set(), [])
+        start()
+        with database.read() as session:
+            assert (ask(session), len(statements)) == ({trial_id}, 2)
+
+    def test_the_page_says_it_and_tables_of_files_do_not(self, api: TestClient, database: Database, begun: Any) -> None:
+        lease, trial_id, start = begun
+        browser = {"Accept": "text/html"}
+        pages = (f"/trials/{trial_id}", f"/trials/{trial_id}/summary")
+        for page in pages:
+            assert "last report" not in api.get(page, headers=browser).raise_for_status().text
+        start()
+        paced: ResourceSeries = {**SERIES, "pace": {"reported": 60.0, "longest_pause": 400.0}}
+        database.write(under(lease, HeldExperiment.record_resources, trial_id, paced))
+
+        def age(session: Any) -> None:
+            """Has the attempt have begun so long ago that it said nothing for 25 minutes."""
+            began = now() - timedelta(minutes=26, seconds=0.5)
+            session.execute(update(Trial).values(started_at=began))
+            session.execute(update(Attempt).values(started_at=began))
+
+        database.write(age)
+        words = re.compile(
+            r"<dt>last report</dt><dd>25 min( \d s)? ago; killed and tried again after 1 h 6 min without one</dd>"
+        )
+        for page in pages:
+            assert words.search(api.get(page, headers=browser).text)
+        assert "hung_after" not in api.get("/v1/trials?format=csv").text

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,21 @@ class TestLooking:
         assert "the nearest is lr" in run("show", number, "--sort", "learning_rate", code=1).stderr
         assert rows(run("trial", 1))[3][:2] == ["epoch", "train loss"]
         assert json.loads(run("trial", 1, "--json").stdout)["result"]["accuracy"] == 0.875
+
+    def test_how_long_a_trial_is_silent(self, run: Run, stored: Database) -> None:
+        number = int(run("submit", "-", "-q", stdin=json.dumps(SPEC)).stdout)
+        assert "last report" not in run("show", number).stdout + run("trial", 1).stdout
+
+        def work(session: Session) -> None:
+            lease = leases.claim(session, "worker", None)
+            assert lease is not None
+            with hold(session, lease) as held:
+                held.start_trial(1, now() - timedelta(minutes=12))
+
+        stored.write(work)
+        for command in (("show", number), ("trial", 1)):
+            said = [line for line in run(*command).stdout.splitlines() if "last report" in line]
+            assert said == ["trial 1: last report 12 min ago; killed and tried again after 30 min without one"]
 
     def test_in_a_terminal_there_are_tables(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         run("submit", "-", stdin=json.dumps(SPEC))

@@ -1,15 +1,17 @@
-"""How a terminal says how long something takes."""
+"""How a terminal says how long something takes, or is silent."""
 
 import copy
 import io
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
 
 from service.api.experiments import _EXAMPLE
-from service.schemas.experiments import DryRunOut
+from service.api.openapi_examples.trials import TRIAL
+from service.schemas.experiments import DryRunOut, TrialOut
 from service.schemas.trial_tables import Shown
-from workers.cli.tables import dry_run_table, duration
+from workers.cli.tables import dry_run_table, duration, show_silences
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,26 @@ def test_a_dry_run_says_what_all_trials_share_and_not_those_that_it_lists(count:
     assert "# rank parameters" in text
     chosen = dry_run_table(would, Shown.named("lr", "rank"))
     assert [str(column.header) for column in chosen.columns][:3] == ["#", "lr", "parameters"]
+
+
+def test_it_is_said_how_long_trials_are_silent_and_may_be() -> None:
+    moment = datetime.now(UTC)
+
+    def trial(number: int, silent: float | None, limit: float | None) -> TrialOut:
+        last = None if silent is None else moment - timedelta(seconds=silent)
+        return TrialOut.model_validate(TRIAL | {"id": number, "last_report_at": last, "hung_after": limit})
+
+    def said(*trials: TrialOut) -> list[str]:
+        console = Console(width=200, record=True, file=io.StringIO())
+        show_silences(console, trials)
+        return console.export_text().splitlines()
+
+    assert said(trial(1, None, None)) == []
+    assert said(trial(1, 5, 1800), trial(2, None, None), trial(3, 720, 1800), trial(4, -60, 36_000)) == [
+        "trial 3: last report 12 min ago; killed and tried again after 30 min without one",
+        "trial 1: last report 5 s ago; killed and tried again after 30 min without one",
+        "trial 4: last report 0 s ago; killed and tried again after 10 h without one",
+    ]
+    many = said(*(trial(number, number, 1800) for number in range(1, 14)))
+    assert [line.partition(":")[0] for line in many[:10]] == [f"trial {number}" for number in range(13, 3, -1)]
+    assert many[10:] == ["3 more run, with more time left"]

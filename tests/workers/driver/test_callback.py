@@ -9,6 +9,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
+from service.database.experiments import Pace
 from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, reason_of
@@ -19,6 +20,7 @@ from workers.trial_process.messages import (
     FileFields,
     Job,
     Report,
+    ResourceReport,
     ResultReport,
     StageReport,
     StartedReport,
@@ -77,6 +79,17 @@ def test_the_log_tells_each_trials_start_and_end(report: Report, end: str, caplo
     callback.on_trial_result(0, [], trial, {"report": EpochReport([made_epoch(1)]), "done": False})
     callback.on_trial_result(0, [], trial, {"report": report, "done": True})
     assert [record.message for record in caplog.records] == ["trial 7 begins", f"trial 7 {end}"]
+
+
+def test_what_a_trial_used_is_written_with_the_pace_of_its_reports() -> None:
+    recorder, watchdog = MagicMock(), MagicMock()
+    pace: Pace = {"reported": 90.0, "longest_pause": 40.0}
+    watchdog.pace.return_value = pace
+    series: Any = {"interval": 1.0, "seconds": [1.0]}
+    report = ResourceReport(series)
+    TuneCallback(recorder, watchdog, Path()).on_trial_result(0, [], tunes_trial(), {"report": report, "done": False})
+    assert recorder.reported.call_args == call(7, ResourceReport(series | {"pace": pace}))
+    assert watchdog.mock_calls == [call.pace(7), call.heard(7, None)]  # what it heard just now ends a pause first
 
 
 NODE_DIED = [

@@ -98,8 +98,8 @@ def test_what_says_nothing(killer: Killer) -> None:
 @pytest.mark.slow
 def test_by_its_own_pace_where_nobody_says_how_long(killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times its longest pause, and never less than the least."""
-    monkeypatch.setattr("workers.driver.watchdog.LEAST_HUNG_SECONDS", 0.3)
-    monkeypatch.setattr("workers.driver.watchdog.HUNG_PAUSES", 10)
+    monkeypatch.setattr("service.queue.attempts.LEAST_HUNG_SECONDS", 0.3)
+    monkeypatch.setattr("service.queue.attempts.HUNG_PAUSES", 10)
     watchdog = killer.watchdog()
     watchdog.began(1, "quick")
     watchdog.began(2, "slow")
@@ -125,6 +125,22 @@ def test_half_an_hour_is_nothing_yet(killer: Killer) -> None:
     watchdog._running[1].heard -= 20
     eventually(lambda: killer.killed)
     assert killer.said == [(1, Verdict.HUNG, 1800.0)]
+
+
+def test_the_pace_is_that_by_which_it_is_judged(killer: Killer) -> None:
+    """The pause that a report ends counts already: what is written with the report says the limit that holds then."""
+    watchdog = killer.watchdog()
+    watchdog.began(1, "actor 1")
+    attempt = watchdog._running[1]
+    attempt.began -= 1000
+    attempt.heard -= 400
+    assert watchdog.pace(1) == {"reported": 1000.0, "longest_pause": 400.0}
+    watchdog.heard(1)
+    attempt.heard -= 90
+    assert watchdog.pace(1) == {"reported": 1000.0, "longest_pause": 400.0}
+    watchdog.began(1, "actor 2")
+    assert watchdog.pace(1) == {"reported": 0.0, "longest_pause": 0.0}
+    assert watchdog.pace(2) == {"reported": 0.0, "longest_pause": 0.0}
 
 
 def test_a_new_attempt_is_measured_anew(killer: Killer) -> None:
