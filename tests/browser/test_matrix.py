@@ -183,6 +183,36 @@ def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, brow
     assert asked <= {"/v1/experiments/1/matrix", "/experiments/1/changes"}
     assert all("trials=" in url for url in tab.asked if "/matrix" in url)
     assert len(tab.asked) <= 4
+    # What has no answer for a moment is asked for again.
+    before = page.locator("#matrix .behind table").text_content()
+    page.route("**/experiments/1/*", lambda route: route.fulfill(status=503))
+    with (
+        page.expect_response("**/experiments/1/matrix?*"),
+        page.expect_response("**/experiments/1/changes?*"),
+    ):
+        live.database.write(lambda session: grids.finish(session, 91, 0.1234))
+    page.unroute("**/experiments/1/*")
+    tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
+    tab.until("() => document.querySelector('#summary').textContent.includes('16 running')")
+    tab.complaints.clear()  # the console tells of what had no answer
+
+
+def test_one_that_grows_goes_on_where_it_stood(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    page.locator("#matrix .chooser input[name=where]").evaluate("one => (one.value = 'rank>')")
+    page.locator("#matrix .canvas").focus()
+    for key in ("ArrowRight", "ArrowDown", "Space"):
+        page.keyboard.press(key)
+    said = page.locator("#matrix .readout").inner_text()
+    with page.expect_response("**/experiments/1/matrix?*"):
+        live.database.write(lambda session: actions.retry(session, 1))
+    tab.until("() => !document.querySelector('#matrix .scale').innerText.includes('failed')")
+    tab.settle()
+    assert page.locator("#matrix .readout").inner_text() == said
+    assert page.locator("#matrix .chosen .count").inner_text().startswith("1 chosen")
+    assert page.evaluate("() => document.activeElement.getAttribute('aria-roledescription')") == "matrix"
+    assert page.locator("#matrix .chooser input[name=where]").input_value() == "rank>"
 
 
 def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) -> None:

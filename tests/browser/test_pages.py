@@ -1,5 +1,6 @@
 """The pages in a browser: curves, a trial watched to its end, lists, print, names that mean harm, accessibility."""
 
+import random
 import re
 import runpy
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
+from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from service.client import Client
@@ -185,6 +187,15 @@ class TestTrial:
         plain = browse(f"{live.url}/trials/90", script=False).page
         ticks = plain.locator("#curves svg text.x:not(.title)").all_text_contents()
         assert set(ticks) == {"1"}
+
+        def many(session: Session) -> None:
+            points = [grids.epoch_of(90, epoch, 320, 0.9, random.Random(1)) for epoch in range(2, 321)]
+            session.execute(insert(EpochPoint), points)
+
+        live.database.write(many)
+        tab.page.reload()
+        tab.page.wait_for_selector(".trial-curves[data-drawn]")
+        assert tab.saved(".trial-curves button[data-save=csv]")[1].count(b"\r\n") == 321  # more than are drawn
 
     def test_words_stand_apart(self, live: Site, browse: Callable[..., Tab]) -> None:
         def fail(session: Session) -> None:

@@ -7,6 +7,7 @@ import { colour, isDark, palette, viridis } from "/static/theme.js";
 
 const MOST_SAID = 12;
 const POINTS = 300;
+const FILED = 2000; // epochs of a trial in a file: as many as the API gives at once
 const AGAIN = 5000;
 const IN_TABLE = 10; // epochs in a line of the table behind a chart
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
@@ -131,7 +132,8 @@ export class CurveView extends Charts {
       const [{ experiment_id: home, cell, seed, fields }] = members;
       const words = (some) => some.map(({ field, name }) => `${name} ${this.said(fields[field])}`);
       const named = (parts, seedSaid) => {
-        if (members.length > 1) return `${parts.join(", ")} (${members.length} seeds)`.trim();
+        const seeds = `${members.length} seeds`;
+        if (members.length > 1) return parts.length > 0 ? `${parts.join(", ")} (${seeds})` : seeds;
         return [...parts, ...(seedSaid || parts.length === 0 ? [`seed ${seed}`] : [])].join(", ");
       };
       const from = (said) => (said ? [`experiment ${home}`] : []);
@@ -390,10 +392,24 @@ export class CurveView extends Charts {
     this.behind.querySelector(".tables").replaceChildren(...tables);
   }
 
-  /** All epochs that came, as they are. */
-  csv() {
-    const { curves, metrics } = this.data;
-    const columns = [...this.data.columns, ...this.data.decided];
+  /** Saves what is shown as a file; a table has the epochs, too, that charts leave out. */
+  async save(kind, name, query) {
+    if (kind === "png") return save(`${name}.png`, this.png());
+    if (kind === "svg") return save(`${name}.svg`, this.svg(), "image/svg+xml");
+    const cut = ({ curves }, most) => curves.some(({ epoch }) => epoch.length >= most && epoch.length < epoch.at(-1));
+    try {
+      const data = cut(this.data, POINTS) ? await readCurves(query, FILED) : this.data;
+      if (cut(data, FILED)) this.readout.textContent = `Of trials with more than ${FILED} epochs the file has so many.`;
+      return save(`${name}.csv`, this.csv(data), "text/csv");
+    } catch (error) {
+      this.readout.textContent = error.message;
+    }
+  }
+
+  /** The epochs of curves, as they are. */
+  csv(data = this.data) {
+    const { curves, metrics } = data;
+    const columns = [...data.columns, ...data.decided];
     const rows = [["trial", "experiment", "number", "seed", "state", ...columns.map(({ field }) => field), this.along, ...metrics]];
     for (const curve of curves) {
       const fixed = [curve.trial, curve.experiment_id, curve.number, curve.seed, curve.state];
@@ -483,8 +499,8 @@ export class CurveView extends Charts {
 }
 
 /** Reads curves, or says why there are none to be had now. */
-async function readCurves(query) {
-  const { status, answer } = await read(`/v1/curves?${query}`);
+async function readCurves(query, points = POINTS) {
+  const { status, answer } = await read(`/v1/curves?points=${points}&${query}`);
   if (status === 0) throw new Error("The service does not answer. Does it run?");
   if (status !== 200) throw new Error(answer?.detail ?? "The service refused.");
   return answer;
@@ -505,7 +521,7 @@ function setUp(panel) {
 
   function query() {
     const values = new FormData(form);
-    const found = new URLSearchParams({ points: POINTS, metrics: values.getAll("metric").join(",") || "val_accuracy" });
+    const found = new URLSearchParams({ metrics: values.getAll("metric").join(",") || "val_accuracy" });
     const text = form.dataset.experiment === undefined ? ofPage : named.value;
     const trials = text.split(/[\s,]+/).filter(Boolean).join(",");
     if (/[^0-9,]/.test(trials)) {
@@ -573,9 +589,7 @@ function setUp(panel) {
     if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
     if (!kind || view.data === null) return;
     const name = fileName("curves", form.dataset.experiment ? `experiment-${form.dataset.experiment}` : "trials");
-    if (kind === "csv") save(`${name}.csv`, view.csv(), "text/csv");
-    else if (kind === "svg") save(`${name}.svg`, view.svg(), "image/svg+xml");
-    else save(`${name}.png`, view.png());
+    view.save(kind, name, asked);
   });
   const here = () => !panel.classList.contains("panel") || panel.classList.contains("current");
   panel.addEventListener("shown", () => load());
@@ -607,7 +621,6 @@ function ofTrial(figure) {
   const view = new CurveView(figure, { charts });
   const query = new URLSearchParams({
     trials: figure.dataset.trial,
-    points: POINTS,
     metrics: charts.flatMap((chart) => chart.metrics).join(","),
   });
   const load = async () => {
@@ -624,9 +637,7 @@ function ofTrial(figure) {
     if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
     if (!kind || view.data === null) return;
     const name = fileName("trial", figure.dataset.trial);
-    if (kind === "csv") save(`${name}.csv`, view.csv(), "text/csv");
-    else if (kind === "svg") save(`${name}.svg`, view.svg(), "image/svg+xml");
-    else save(`${name}.png`, view.png());
+    view.save(kind, name, query);
   });
   document.addEventListener("progressed", load);
   load();

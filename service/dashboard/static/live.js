@@ -3,6 +3,7 @@
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
 const MINUTE = 60000;
+const AGAIN = 2000; // after which is asked again where the service did not answer
 const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
@@ -37,15 +38,24 @@ function focusable(within) {
   return [...within.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")];
 }
 
-/** Another page of ours as a document; null where there is none to be had now. */
-async function read(address) {
+/** The service is away for a moment: its stream connects again by itself, and what was not read is asked for again. */
+class Away extends Error {}
+
+/** What the service answers to a request for such a type; null where it refuses. Throws `Away`. */
+async function ask(address, type) {
   try {
-    const response = await fetch(address, { headers: { Accept: "text/html" }, credentials: "same-origin" });
-    if (!response.ok || response.redirected) return null;
-    return new DOMParser().parseFromString(await response.text(), "text/html");
+    const response = await fetch(address, { headers: { Accept: type }, credentials: "same-origin" });
+    if (response.status <= 500) return response.ok && !response.redirected ? await response.text() : null;
   } catch {
-    return null; // The service is away for a moment: the stream connects again by itself, and the next change is read.
+    // Nobody answers, or the answer breaks off.
   }
+  throw new Away();
+}
+
+/** Another page of ours as a document; null where there is none to be had. Throws `Away`. */
+async function read(address) {
+  const text = await ask(address, "text/html");
+  return text === null ? null : new DOMParser().parseFromString(text, "text/html");
 }
 
 /**
@@ -59,11 +69,17 @@ export function throttled(work, pause) {
   const run = async () => {
     timer = null;
     busy = true;
-    await work();
-    busy = false;
-    const next = again;
-    again = null;
-    next?.();
+    try {
+      await work();
+    } catch (error) {
+      if (!(error instanceof Away)) throw error;
+      again ??= () => (timer = setTimeout(run, AGAIN));
+    } finally {
+      busy = false;
+      const next = again;
+      again = null;
+      next?.();
+    }
   };
   const soon = () => {
     if (busy) again ??= soon;
@@ -110,7 +126,10 @@ function ofExperiment() {
     const shown = [...stale].filter((id) => document.querySelector(`tr[data-trial="${id}"]`));
     for (const id of shown.slice(0, 200)) query.append("trials", id);
     stale.clear();
-    const fresh = await read(`${changes}?${query}`);
+    const fresh = await read(`${changes}?${query}`).catch((error) => {
+      for (const id of shown) stale.add(id);
+      throw error;
+    });
     if (fresh === null) return;
     for (const id of ["summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
     for (const row of fresh.querySelectorAll("#rows > tr")) {
@@ -155,32 +174,26 @@ function ofTrial() {
   let known = null;
   let attempt = null;
   const summary = () => refresh("#summary", `/trials/${trial}/summary`);
-  const silence = setInterval(() => document.hidden || summary(), MINUTE); // of a trial that reports nothing nobody tells
+  const silent = throttled(summary, 0);
+  const silence = setInterval(() => document.hidden || silent(), MINUTE); // of a trial that reports nothing nobody tells
   const end = () => {
     clearInterval(silence);
     source.close();
   };
   const look = async () => {
-    try {
-      const response = await fetch(`/v1/trials/${trial}?fields=state,epoch,attempts`, { headers: { Accept: "application/json" } });
-      if (!response.ok) return;
-      const found = await response.text();
-      if (found === known) return;
-      const first = known === null;
-      known = found;
-      const { state, attempts } = JSON.parse(found);
-      const done = state !== "running" && state !== "queued";
-      const another = attempts !== attempt;
-      attempt = attempts;
-      if (first && !done) return;
+    const found = await ask(`/v1/trials/${trial}?fields=state,epoch,attempts`, "application/json");
+    if (found === null || found === known) return;
+    const first = known === null;
+    const { state, attempts } = JSON.parse(found);
+    const done = state !== "running" && state !== "queued";
+    if (!first || done) {
       // While it trains nothing changes but what stands above the tabs; they read their own numbers.
-      if (done || another) await refresh();
+      if (done || attempts !== attempt) await refresh();
       else await summary();
       document.dispatchEvent(new CustomEvent("progressed"));
-      if (done) end();
-    } catch {
-      known = null; // The service is away for a moment.
     }
+    [known, attempt] = [found, attempts];
+    if (done) end();
   };
   const soon = throttled(look, PAUSE);
   listen(stream, { progress: soon, end: () => (end(), soon()) });
@@ -202,9 +215,13 @@ function ofList() {
   const single = throttled(async () => {
     if (stale.size === 0) return;
     const query = new URLSearchParams(location.search);
-    for (const id of stale) query.append("experiment", id);
+    const asked = [...stale];
+    for (const id of asked) query.append("experiment", id);
     stale.clear();
-    const fresh = await read(`${address}?${query}`);
+    const fresh = await read(`${address}?${query}`).catch((error) => {
+      for (const id of asked) stale.add(id);
+      throw error;
+    });
     if (fresh === null) return;
     for (const row of fresh.querySelectorAll("tr[data-experiment]")) {
       const old = rowOf(row.dataset.experiment);

@@ -12,6 +12,7 @@ const GAP = 28;
 const TITLE = 18;
 const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", missing: "no trial" };
 const RELOAD = 4000;
+const AGAIN = 2000; // after which is asked again where the service did not answer
 const [FEWEST, MOST] = [2, 10]; // that are compared
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
 
@@ -567,6 +568,17 @@ class Matrix {
     return made;
   }
 
+  /** Goes on where another stood: its cursor, and what is chosen. */
+  follow({ cursor, chosen, grid, data }) {
+    const now = (index) => this.at.get(data.places.trial[index]) ?? -1;
+    for (const [index, cell] of chosen) if (cell !== null && now(index) >= 0) this.chosen.set(now(index), cell);
+    this.redraw(Array.from({ length: this.facets }, (_, facet) => facet));
+    if (cursor === null) return;
+    const at = now(grid[cursor.facet][cursor.y * data.x.values.length + cursor.x]);
+    const { facet, x, y } = this.data.places;
+    if (at >= 0 && facet[at] < this.facets) this.moveTo(facet[at], x[at], y[at]);
+  }
+
   dispose() {
     this.chart?.dispose();
   }
@@ -584,29 +596,51 @@ function draw() {
 
 let choices = 0;
 
-/** Exchanges the panel for another choice of fields; the form keeps its focus. Only the newest choice counts. */
-async function choose(address, { push = true } = {}) {
+/** Exchanges what the panel has; with `stays`, a form in which nothing changed stays, and what is being written in it. */
+function exchange(fresh, stays) {
+  const [form, other] = [panel, fresh].map((one) => one.querySelector(".chooser"));
+  if (!stays || form === null || !form.isEqualNode(other)) {
+    panel.replaceChildren(...fresh.childNodes);
+    return;
+  }
+  while (form.nextSibling) form.nextSibling.remove();
+  while (other.nextSibling) panel.append(other.nextSibling);
+}
+
+/**
+ * Exchanges the panel for another choice of fields; the form keeps its focus. Only the newest choice counts. What is
+ * `live` nobody chose: the matrix goes on where it stood. Throws where the service does not answer that.
+ */
+async function choose(address, { push = true, live = false } = {}) {
   const mine = ++choices;
-  const focused = document.activeElement?.name;
-  const place = [...panel.querySelectorAll(`[name="${focused}"]`)].indexOf(document.activeElement);
   panel.setAttribute("aria-busy", "true");
   const home = location.pathname.replace(/\/$/, "");
   try {
     const response = await fetch(`${home}/matrix${address.search}`, { headers: { Accept: "text/html" } });
     const text = await response.text();
     if (mine !== choices) return;
+    if (live && response.status > 500) throw new Error(text);
     if (!response.ok || response.redirected) {
       location.assign(address.href);
       return;
     }
     const fresh = new DOMParser().parseFromString(text, "text/html");
     hideTip();
-    panel.replaceChildren(...fresh.getElementById("matrix").childNodes);
+    const [before, active] = [shown, document.activeElement];
+    const place = [...panel.querySelectorAll(`[name="${active?.name}"]`)].indexOf(active);
+    const opened = panel.querySelector(".behind")?.open;
+    exchange(fresh.getElementById("matrix"), live);
     if (push) history.pushState({ matrix: true }, "", address.href);
     draw();
-    if (focused) panel.querySelectorAll(`[name="${focused}"]`)[place]?.focus();
-  } catch {
-    if (mine === choices) location.assign(address.href);
+    panel.querySelector(".behind")?.toggleAttribute("open", opened);
+    if (live && shown !== null) shown.follow(before);
+    if (active?.isConnected) return;
+    if (active === before?.place) shown?.place.focus({ preventScroll: true });
+    else panel.querySelectorAll(`[name="${active?.name}"]`)[place]?.focus();
+  } catch (error) {
+    if (mine !== choices) return;
+    if (live) throw error;
+    location.assign(address.href);
   } finally {
     if (mine === choices) panel.removeAttribute("aria-busy");
   }
@@ -620,7 +654,7 @@ function addressOf(form) {
   return address;
 }
 
-/** Reads the places of trials again, or all of them. */
+/** Reads the places of trials again, or all of them. Throws where the service does not answer. */
 async function update(trials) {
   if (shown === null) return;
   const { experiment, metric, x, y } = shown.data;
@@ -631,6 +665,7 @@ async function update(trials) {
   if (trials !== null) {
     query.set("trials", trials.join(","));
     const response = await fetch(`/v1/experiments/${experiment}/matrix?${query}`, { headers: { Accept: "application/json" } });
+    if (response.status > 500) throw new Error(await response.text());
     if (!response.ok) return;
     const found = await response.json();
     if (shown !== here || shown.patch(found)) return;
@@ -638,7 +673,7 @@ async function update(trials) {
   if (x.field) query.set("x", x.field);
   if (y.field) query.set("y", y.field);
   if (panel.hasAttribute("aria-busy")) return; // what somebody just chose is read anew anyway
-  await choose(new URL(`?${query}${location.hash}`, location.href), { push: false });
+  await choose(new URL(`?${query}${location.hash}`, location.href), { push: false, live: true });
 }
 
 if (panel) {
@@ -682,10 +717,16 @@ if (panel) {
   const later = (pause) => {
     timer ??= setTimeout(async () => {
       timer = null;
-      const trials = whole || waiting.size > 500 ? null : [...waiting];
+      const [all, trials] = [whole || waiting.size > 500, [...waiting]];
       waiting.clear();
       whole = false;
-      await update(trials).catch(() => {});
+      try {
+        await update(all ? null : trials);
+      } catch {
+        for (const trial of trials) waiting.add(trial); // the service is away for a moment
+        whole ||= all;
+        later(AGAIN);
+      }
     }, pause);
   };
   document.addEventListener("trials-changed", ({ detail }) => {

@@ -399,7 +399,7 @@ export function lipschitz({ searches }, width) {
         gridIndex: which,
         min: least,
         max: most,
-        axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: short, customValues: values },
+        axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: short, customValues: values },
         axisTick: { show: false, customValues: values },
         nameTextStyle: { color: colour("text"), fontFamily: FONT, fontSize: 12, lineHeight: LINE },
         nameGap: 26,
