@@ -37,6 +37,9 @@ _BY_TITLE = {unit_of(metric, [size]).title: metric for metric in Metric for size
 """Metrics by their headings, in either unit."""
 _FEW_CELLS = 2000
 
+MOST_TAKEN = 1000
+"""Rows of each protocol in a download."""
+
 
 @dataclass(frozen=True)
 class Download:
@@ -143,6 +146,7 @@ def board(
         holes=holes_said(found),
         said=[hole_said(found, hole) for hole in found.holes],
         downloads=_downloads(question, columns, (x, y) if x is not y else ()),
+        most_taken=MOST_TAKEN,
     )
 
 
@@ -254,7 +258,7 @@ def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Me
         "pivot": ",".join(question.pivot) if question.pivot else None,
         "baseline": question.baseline,
         **_chosen_filters(question),
-        "limit": 1000,
+        "limit": MOST_TAKEN,
     }
     return _forms(f"/v1/leaderboards/{quote(question.dataset, safe='')}", chosen)
 

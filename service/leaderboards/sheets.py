@@ -320,6 +320,9 @@ def _of_row(
 def _not_ranked(found: Leaderboard, fields: Sequence[str]) -> list[dict[str, Value]]:
     records: list[dict[str, Value]] = []
     for board in found.boards:
+        if left := board.total - len(board.rows):
+            reason = f"{left} of the {board.total} rows of this protocol"
+            records.append({"status": "not listed", "reason": reason, "protocol": board.protocol})
         if board.unmeasured:
             reason = f"{board.unmeasured} cells have results without the ranked metric"
             records.append({"status": "unmeasured", "reason": reason, "protocol": board.protocol})

@@ -199,11 +199,12 @@ function axes() {
 
 function drawOverFields() {
   const painted = paint();
+  const faint = 0.4 * Math.min(1, Math.sqrt(200 / data.cell.length)); // so that where many run shows among more, too
   drawCrossings(lines, {
     axes: axes(),
     style: (index) => ({
       colour: painted.of(index).colour,
-      opacity: chosen === null ? 0.4 : chosen.has(index) ? 0.85 : 0.05,
+      opacity: chosen === null ? faint : chosen.has(index) ? 0.85 : 0.05,
       width: data.front[index] ? 2.5 : 1,
     }),
   });

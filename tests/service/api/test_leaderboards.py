@@ -84,6 +84,11 @@ class TestForms:
             ("no result", "", "0", "2", "0 1"),
         ]
         assert [row["accuracy_mean"] for row in rows] == ["0.375", "0.75", ""]
+        cut = [
+            (row["status"], row["reason"])
+            for row in csv.DictReader(api.get(f"{BOARD}?format=csv&limit=1").iter_lines())
+        ]
+        assert cut[1] == ("not listed", "1 of the 2 rows of this protocol")
         assert [row["training.lr"] for row in rows] == ["0.1", "0.2", "0.3"]
         assert [row["reason"] for row in rows] == ["", "seed 1 queued", "seed 0 queued; seed 1 diverged"]
         assert {(row["dataset"], row["training.epochs"]) for row in rows} == {("digits", "3")}  # no caption has these

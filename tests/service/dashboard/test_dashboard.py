@@ -661,6 +661,7 @@ class TestBoards:
         finish: Callable[..., None],
         show: Callable[[str], Page],
         table: Callable[[type], list[Any]],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         submit(seeds=1, **{"training.lr": [0.1, 0.2, 0.3]})
         lease = claim()
@@ -670,6 +671,9 @@ class TestBoards:
         assert len(table(Protocol)) == 2
         assert "split: other here, test there" in page.text
         assert show("/leaderboards/digits?pivot=lr,layer").text.count("accuracy (%) by lr and layer") == 2
+        assert "they have the first" not in page.text
+        monkeypatch.setattr("service.dashboard.leaderboards.MOST_TAKEN", 1)
+        assert "they have the first 1:" in show("/leaderboards/digits").text
         few = show("/leaderboards/digits?limit=1")
         following = next(a["href"] for a in few.all("a") if a.get("rel") == "next")
         second = show(f"/leaderboards/digits{following}")
