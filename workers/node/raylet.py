@@ -26,7 +26,7 @@ PREFIX = "ttsv-ray-"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
 _RAY = "import sys; sys.modules['ray.serve'] = None; from ray.scripts.scripts import main; main()"
-"""The program `ray` without Ray Serve, which loads pandas: it would start a second later, and keep 90 MiB for good."""
+"""The program `ray` without Ray Serve, which loads pandas: it would start later, and keep that in memory."""
 _FORGOTTEN = {
     # What Ray remembers of actors, processes and tasks that are gone (up to 100,000 of each): nobody asks, and a head
     # that runs small grids for months would grow by a gigabyte.
