@@ -39,7 +39,7 @@ TrialNumber = Annotated[int, Query(ge=1, le=MAX_ID)]
 _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_loss", "lr")
 
 
-_IN_FILE = 1000
+_MOST_TAKEN = 1000
 """Trials that a file of a list has at most (`trial_downloads` of macros.html)."""
 
 
@@ -68,7 +68,7 @@ def index(
         found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor)
         fields = configurations(found.rows, shown)
         more = found.next is not None and (
-            list_trials(session, which, limit=_IN_FILE, with_config=False, with_result=False).next is not None
+            list_trials(session, which, limit=_MOST_TAKEN, with_config=False, with_result=False).next is not None
         )
     return show(
         "trials.html",

@@ -342,11 +342,11 @@ class TestWords:
         self, show: Callable[[str], Page], submit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         submit(seeds=3)
-        monkeypatch.setattr("service.dashboard.trials._IN_FILE", 2)
+        monkeypatch.setattr("service.dashboard.trials._MOST_TAKEN", 2)
         said = "These have the first 1\u202f000 in this order."
         assert said in show("/trials?limit=1").text
         assert said not in show("/trials?limit=1&state=failed").text
-        monkeypatch.setattr("service.dashboard.trials._IN_FILE", 3)
+        monkeypatch.setattr("service.dashboard.trials._MOST_TAKEN", 3)
         assert said not in show("/trials?limit=1").text
 
     def test_an_axis_without_a_field_says_nothing(self, show: Callable[[str], Page], world: int) -> None:
