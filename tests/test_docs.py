@@ -130,7 +130,7 @@ def test_figures_in_the_readme_are_the_records() -> None:
         f"after {path['first_epoch_seconds']:.1f} s, each further trial costs {path['further_trial_seconds']:.2f} s"
         in text
     )
-    served = records["serving"]["figures"]
+    served = {kind: records[f"serving {kind}"]["figures"] for kind in ("sqlite", "postgres", "mlflow")}
     quick = {kind: f"{served[kind]['leaderboard']['p95'] * 1000:.0f}" for kind in ("sqlite", "postgres")}
     assert f"a leaderboard takes {quick['sqlite']} ms on SQLite and {quick['postgres']} ms on PostgreSQL (p95)" in text
     beside = served["mlflow"]
