@@ -36,7 +36,11 @@ def plot_spectra(spectra: Mapping[str, Tensor], path: Path, title: str = "") -> 
         axes.set(xlabel="share of the layer's singular values, %", ylabel="singular value")
         axes.set_ylim(bottom=0)
         if 0 < len(spectra) <= _LEGEND:
-            axes.figure.legend(loc="outside right upper", fontsize="small")
+            size = min(8, 190 / len(spectra))
+            legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, fontsize=size)
+            beside = legend.get_window_extent().width / axes.figure.bbox.width
+            left, bottom, width, height = axes.get_position().bounds
+            axes.set_position((left, bottom, max(width / 3, (width - beside) / 1.01), height))
 
 
 def plot_reliability(diagrams: Mapping[str, ReliabilityDiagram], path: Path, title: str = "") -> None:
@@ -67,7 +71,7 @@ def plot_lipschitz(
 
 def plot_corruptions(table: Mapping[str, Sequence[float]], path: Path, title: str = "") -> None:
     """Draws a bar per kind of corruption, the mean of its accuracies over severities, least to largest as a line."""
-    with _drawn(path, title) as axes:
+    with _drawn(path, title, below=0.3) as axes:
         means = [100 * float(np.mean(row)) for row in table.values()]
         rows = zip(means, table.values(), strict=True)
         spread = [[mean - 100 * min(row), 100 * max(row) - mean] for mean, row in rows]
@@ -79,12 +83,15 @@ def plot_corruptions(table: Mapping[str, Sequence[float]], path: Path, title: st
 
 
 @contextmanager
-def _drawn(path: Path, title: str) -> Iterator[Axes]:
-    """Gives axes to draw on, which are saved afterwards."""
+def _drawn(path: Path, title: str, *, below: float = 0.11) -> Iterator[Axes]:
+    """Gives axes to draw on, which are saved afterwards; `below` them is so much of the figure's height.
+
+    Margins are given, as to have them found takes as long as to draw.
+    """
     if path.suffix.lower() not in (".png", ".svg"):
         raise ConfigError("plot", str(path), "must end in .png or .svg")
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(8, 5))
+    axes = figure.add_axes((0.12, below, 0.85, 0.93 - below))
     axes.set_title(title)
     axes.grid(alpha=0.3)
     yield axes

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -118,6 +119,15 @@ def test_plots(tmp_path: Path, suffix: str, magic: bytes) -> None:
         assert b"a title" in content or content.count(b"<path") > 3
     plot_spectra({f"layer {i}": torch.rand(10) for i in range(40)}, path)
     plot_spectra({}, path)
+
+
+@pytest.mark.parametrize("names", [("c",), ("a" * 60,), tuple(f"features.{i}.conv" for i in range(30))])
+def test_names_of_layers_are_not_cut_off(tmp_path: Path, names: tuple[str, ...]) -> None:
+    plot_spectra(dict.fromkeys(names, torch.tensor([1_000_000.0, 1.0])), tmp_path / "spectra.png", "a title")
+    with Image.open(tmp_path / "spectra.png") as image:
+        pixels = np.asarray(image.convert("L"))
+    assert pixels.min() < 50
+    assert min(edge.min() for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:])) == 255
 
 
 def test_plots_that_cannot_be(tmp_path: Path) -> None:
