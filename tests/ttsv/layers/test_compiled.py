@@ -1,14 +1,13 @@
 """What trains is one graph for `torch.compile`: no breaks, and not compiled anew for every size of a batch."""
 
 import copy
+import importlib
 import shutil
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._dynamo.utils import counters
 
 from tests.examples import deep
 from ttsv.layers import FrameKind, MinMax, TTConv1d, TTConv2d, TTConv3d
@@ -28,8 +27,10 @@ BROKEN_BY_THEIR_LIBRARY = ("bcop", "bcop-tt", "aoc", "aoc-tt")
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> None:
+    """Brings in the compiler too, which takes every process seconds that only reads this module."""
+    importlib.import_module("torch._dynamo.testing")
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
 
 
 def layer_of(kind: str, frames: FrameKind, **options: int) -> nn.Module:
@@ -71,9 +72,9 @@ def compiles(layer: nn.Module, sides: tuple[int, ...], backend: str = "eager") -
     """Asserts that one graph, or two, serve all batches, to the numbers of the layer itself."""
     layer.train()
     own = copy.deepcopy(layer)
-    counter = CompileCounterWithBackend(backend)
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
     found = passes(layer, torch.compile(layer, backend=counter, fullgraph=True), sides)
-    assert not counters["graph_break"]
+    assert not torch._dynamo.utils.counters["graph_break"]
     assert counter.frame_count <= 2, "compiled anew more than once"
     for got, wanted in zip(found, passes(own, own, sides), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
