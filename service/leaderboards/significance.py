@@ -28,8 +28,9 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
     sign = 1 if metric.more_is_better else -1
     form, factor = f".{metric.reading.decimals}f", sign * metric.reading.factor
 
-    def printed(row: _Row) -> str:
-        return format(row[0] * factor, form)
+    @cache
+    def printed(mean: float) -> str:
+        return format(mean * factor, form)
 
     # Plain tuples, and printed only where it decides: a page of a board has forty columns.
     rows: list[_Row] = [
@@ -38,6 +39,9 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
         if one is not None and one.std is not None
     ]
     rows.sort(key=lambda row: (-row[0], row[1]))
+    # What is printed falls as the means do: nothing between two that are printed alike is printed otherwise.
+    if printed(rows[0][0]) == printed(rows[-1][0]):
+        return []
     leading: dict[int, list[_Row]] = {}
     found = []
     for place, row in enumerate(rows):
@@ -56,9 +60,9 @@ _Row = tuple[float, float, int, int]
 
 
 def _is_beaten(
-    row: _Row, before: Sequence[_Row], leading: Collection[Sequence[_Row]], printed: Callable[[_Row], str]
+    row: _Row, before: Sequence[_Row], leading: Collection[Sequence[_Row]], printed: Callable[[float], str]
 ) -> bool:
-    """Whether one of the rows before it, best first, is better beyond both errors.
+    """Whether one of the rows before it, best first, is better beyond both errors, and printed otherwise.
 
     `leading` are those of them, by their degrees of freedom, than which no better one has a smaller error. Where these
     are too near by the cruder bound, so are the others, which are nearer and have larger errors: a thousand rows alike
@@ -67,12 +71,12 @@ def _is_beaten(
     mean, error, freedom, _ = row
     is_open = False
     for front in leading:
-        nearest, _ = _bounds(front[0][2], freedom)
+        nearest, farthest = _bounds(front[0][2], freedom)
         for better in front:
-            apart = better[0] - mean
-            if apart * apart > nearest * (better[1] + error):
+            apart, squared = (better[0] - mean) ** 2, better[1] + error
+            if apart > nearest * squared:
                 is_open = True
-                if _differ(better, row) and printed(better) != printed(row):
+                if (apart > farthest * squared or _differ(better, row)) and printed(better[0]) != printed(mean):
                     return True
     if not is_open:
         return False
@@ -82,7 +86,7 @@ def _is_beaten(
         apart = better[0] - mean
         if apart * apart <= nearest * least:
             return False  # those that follow are nearer
-        if _differ(better, row) and printed(better) != printed(row):
+        if _differ(better, row) and printed(better[0]) != printed(mean):
             return True
     return False
 
