@@ -51,7 +51,10 @@ def checkpoints(config: TrialConfig, folder: Path) -> "Checkpoints":
 def run_trial(
     config: TrialConfig, *, data_dir: Path, folder: Path, source: Path | None = None
 ) -> Iterator[EpochMetrics | TrialResult]:
-    """Goes on from the checkpoint, link by link; `training.lr` is the length of an epoch in seconds."""
+    """Goes on from the checkpoint, link by link; `training.lr` is the length of an epoch in seconds.
+
+    As in every training an epoch is told of before its checkpoint is there: who dies between the two does it again.
+    """
     kept = checkpoints(config, folder)
     newest = max((int(path.stem) for path in kept.folder.glob("*.json")), default=0)
     state = kept.latest() or {"epoch": 0, "link": first_link(config.seed, config.training.weight_decay)}
@@ -62,7 +65,6 @@ def run_trial(
         time.sleep(config.training.lr)
         link = next_link(link, epoch)
         notes.note_epoch(folder, epoch)
-        kept.save(epoch, {"epoch": epoch, "link": link})
         yield EpochMetrics(
             epoch=epoch,
             epochs=config.training.epochs,
@@ -75,6 +77,7 @@ def run_trial(
             seconds=0.1,
             constraint_seconds=0.0,
         )
+        kept.save(epoch, {"epoch": epoch, "link": link})
     model = folder / "model"
     model.write_text(link)
     yield TrialResult(

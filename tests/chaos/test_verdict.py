@@ -133,6 +133,18 @@ def test_files_that_are_not_as_they_must_be(played: Played, text: str | None) ->
     ]
 
 
+def test_no_checkpoint_is_ahead_of_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process frozen between the two, whose files another takes over, would else leave a hole in the chain."""
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
+    config = TrialConfig.from_dict(BASE)
+    told = run_trial(config, data_dir=tmp_path, folder=tmp_path)
+    for epoch in range(1, EPOCHS + 1):
+        assert getattr(next(told), "epoch", None) == epoch
+        kept = checkpoints(config, tmp_path).latest() or {"epoch": 0}
+        assert kept["epoch"] == epoch - 1
+
+
 def test_epochs_done_again_by_one_process_more_than_once(played: Played) -> None:
     """The epoch that was lost with its process may be done again, and what was trained beside it tells nothing."""
     attempts = [played.folder(), *(played.folder().with_name(name) for name in ("1.1", "3"))]
