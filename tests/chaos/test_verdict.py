@@ -220,7 +220,7 @@ def test_the_program_goes_on_from_a_checkpoint_and_from_none_that_was_changed(tm
     cut = tmp_path / "cut"
     cut.mkdir()
     run = run_trial(config, data_dir=tmp_path, folder=cut)
-    for _ in range(2):
+    for _ in range(3):
         next(run)
     state = checkpoints(config, cut).latest()
     assert state is not None
