@@ -157,6 +157,7 @@ def _view(
         "found": found,
         "headings": headings,
         "differing": [(one.name, field_texts(one)) for one in found.differing],
+        "trials_differ": any(side.states != found.sides[0].states for side in found.sides),
         "common": list(found.common.items()),
         "rows": _over_rows(found, metric) if over else _over_metrics(found),
         "over": over,

@@ -185,6 +185,15 @@ class TestPlane:
         said = "Of more than 1\u202f500 the deviations of the front and of the chosen are drawn alone."
         assert said in page.locator(".plane-figure figcaption").inner_text()
 
+    def test_numbers_beside_axes_are_written_as_on_pages(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2&x=parameters").page
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        read = "const { short, ticks } = await import('/static/numbers.js')"
+        call = f"async (values) => {{ {read}; return [ticks(values), values.map(short)]; }}"
+        assert page.evaluate(call, [0, 1200, 20_000]) == [["0", "1\u202f200", "20\u202f000"]] * 2
+        assert page.evaluate(call, [0, 5000, 2e5])[0] == ["0", "5e3", "2e5"]
+        assert page.evaluate(call, [0.00012, 1.5])[1] == ["1.2e-4", "1.5"]
+
     def test_files_have_the_key_of_the_colours(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page
         page.wait_for_selector(".plane-figure[data-drawn='16']")

@@ -169,6 +169,24 @@ def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, brow
     tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
 
 
+def test_a_condition_that_names_no_field_is_refused_where_it_was_written(
+    site: Site, browse: Callable[..., Tab]
+) -> None:
+    tab = drawn(browse(f"{site.url}/experiments/1"))
+    page, where = tab.page, tab.page.locator("#matrix .chooser input[name=where]")
+    where.fill("ranc<=2")
+    where.press("Enter")
+    page.wait_for_selector("#matrix .alarm:visible")
+    assert "there is no field 'ranc'; the nearest is rank" in page.locator("#matrix .alarm").inner_text()
+    assert "ranc" not in page.url
+    assert page.locator(DRAWN).count() == 1
+    where.fill("rank<=2")
+    where.press("Enter")
+    tab.until("() => location.search.includes('rank')")
+    tab.until("() => document.querySelector('#matrix .alarm').hidden")
+    tab.complaints.clear()  # the console tells of what was refused
+
+
 def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, browse: Callable[..., Tab]) -> None:
     tab = drawn(browse(f"{live.url}/experiments/1"))
     page = tab.page
@@ -213,6 +231,11 @@ def test_one_that_grows_goes_on_where_it_stood(live: Site, browse: Callable[...,
     assert page.locator("#matrix .chosen .count").inner_text().startswith("1 chosen")
     assert page.evaluate("() => document.activeElement.getAttribute('aria-roledescription')") == "matrix"
     assert page.locator("#matrix .chooser input[name=where]").input_value() == "rank>"
+    page.locator("#matrix button[data-save=svg]").focus()
+    with page.expect_response("**/experiments/1/matrix?*"):
+        live.database.write(lambda session: actions.cancel(session, 1))
+    tab.settle()
+    assert page.evaluate("() => document.activeElement.dataset.save") == "svg"
 
 
 def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) -> None:

@@ -5,21 +5,6 @@ import { element } from "/static/request.js";
 import { colour, onScheme } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
-const extreme = (value) => value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3);
-const powers = (value) => Number(value.toPrecision(3)).toExponential().replace(/e\+?0$/, "").replace("e+", "e");
-
-/** A number in few digits. */
-export function short(value) {
-  return extreme(value) ? powers(value) : String(Number(value.toPrecision(4)));
-}
-
-/** Numbers beside an axis, all of them in powers of ten where one has to be; what is left out has no text. */
-export function ticks(values) {
-  const known = values.filter((value) => value !== null);
-  const write = known.some(extreme) ? (value) => (value === 0 ? "0" : powers(value)) : short;
-  return values.map((value) => (value === null ? "" : write(value)));
-}
-
 /** A colour, of six digits or of three numbers, see-through. */
 export function clear(rgb, alpha) {
   const parts = rgb.startsWith("#")

@@ -1,5 +1,6 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import { AROUND, Charts, axis, clear, fitted, short, ticks } from "/static/charts.js";
+import { AROUND, Charts, axis, clear, fitted } from "/static/charts.js";
+import { short, ticks } from "/static/numbers.js";
 import { onPaper, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";

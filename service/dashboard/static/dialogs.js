@@ -1,5 +1,6 @@
 // Forms in dialogs: each sends JSON to the API, shows what is wrong beside its fields, and leads to what came of it.
-import { count, send, showProblem } from "/static/request.js";
+import { count } from "/static/numbers.js";
+import { send, showProblem } from "/static/request.js";
 
 /** Values as people write them in a line: JSON where it is, else texts. */
 function listed(text) {

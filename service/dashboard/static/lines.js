@@ -1,5 +1,6 @@
 // Lines over time or epochs with bands and levels: a chart for each quantity, one cursor and one zoom over all.
-import { AROUND, Charts, axis, short, ticks } from "/static/charts.js";
+import { AROUND, Charts, axis } from "/static/charts.js";
+import { short, ticks } from "/static/numbers.js";
 
 /**
  * Charts in a figure. `make()` gives them, anew for each scheme: {title, xs, series: [{label, values, stroke, width,

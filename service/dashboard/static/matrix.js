@@ -1,7 +1,7 @@
 // An experiment as matrices side by side. The table behind it says the same; the server chose what is in it.
 import { init } from "/static/lib/echarts.js";
 import { onSheet, printing, read } from "/static/paper.js";
-import { element } from "/static/request.js";
+import { element, showProblem } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, onScheme, readable, tile, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -186,19 +186,23 @@ class Matrix {
         const [x, y] = [middle[0], middle[1] + shift];
         children.push({ type: "text", style: { text, x, y, fill: readable(rgb), align: "center", verticalAlign: "middle", font } });
       };
-      if (state !== "succeeded") {
-        const size = Math.min(shape.width * 0.5, shape.height * 0.5, 12);
-        const right = shape.x + shape.width;
-        children.push({
-          type: "polygon",
-          shape: { points: [[right - size, shape.y], [right, shape.y], [right, shape.y + size]] },
-          style: { fill: tileOf(state), stroke: colour("page"), lineWidth: 1 },
-        });
-      }
       // How many seeds are said wherever there is room, and where some lack also in little of it.
       const [seeds, trials] = [places.seeds[index], places.trials[index]];
       const lacks = !both && seeds < trials && (numbers ? high >= 24 : cell >= 22 && high >= 13);
-      if (numbers) write(this.format(value), dense ? 10 : 12, both ? -6 : lacks ? -5 : 0);
+      const [size, shift] = [dense ? 10 : 12, both ? -6 : lacks ? -5 : 0];
+      if (state !== "succeeded") {
+        // So large that it leaves the number alone.
+        const beside = (shape.width - this.measure([this.format(value)], size)) / 2;
+        const room = numbers ? Math.max(5, shape.height / 2 + shift - size / 2 + beside) : shape.width;
+        const side = Math.min(shape.width * 0.5, shape.height * 0.5, 12, room);
+        const right = shape.x + shape.width;
+        children.push({
+          type: "polygon",
+          shape: { points: [[right - side, shape.y], [right, shape.y], [right, shape.y + side]] },
+          style: { fill: tileOf(state), stroke: colour("page"), lineWidth: 1 },
+        });
+      }
+      if (numbers) write(this.format(value), size, shift);
       if (both) write(`${seeds} of ${trials}`, 10, 9);
       else if (lacks) write(`${seeds}/${trials}`, 9, numbers ? 7 : 0);
       children.push(...marks);
@@ -596,6 +600,10 @@ function draw() {
 
 let choices = 0;
 
+/** What in the panel somebody may have been at, told from one panel to the next by its name or its text. */
+const doing = (one) => one?.name || `${one?.tagName} ${one?.textContent}`;
+const alike = (one) => [...panel.querySelectorAll("a, button, input, select, summary")].filter((other) => doing(other) === doing(one));
+
 /** Exchanges what the panel has; with `stays`, a form in which nothing changed stays, and what is being written in it. */
 function exchange(fresh, stays) {
   const [form, other] = [panel, fresh].map((one) => one.querySelector(".chooser"));
@@ -616,18 +624,22 @@ async function choose(address, { push = true, live = false } = {}) {
   panel.setAttribute("aria-busy", "true");
   const home = location.pathname.replace(/\/$/, "");
   try {
-    const response = await fetch(`${home}/matrix${address.search}`, { headers: { Accept: "text/html" } });
+    const response = await fetch(`${home}/matrix${address.search}`, { headers: { Accept: "application/json" } });
     const text = await response.text();
     if (mine !== choices) return;
     if (live && response.status > 500) throw new Error(text);
-    if (!response.ok || response.redirected) {
+    if (response.status === 422) {
+      showProblem(panel.querySelector(".alarm"), { status: 422, answer: JSON.parse(text) });
+      return;
+    }
+    if (!response.ok) {
       location.assign(address.href);
       return;
     }
     const fresh = new DOMParser().parseFromString(text, "text/html");
     hideTip();
     const [before, active] = [shown, document.activeElement];
-    const place = [...panel.querySelectorAll(`[name="${active?.name}"]`)].indexOf(active);
+    const place = alike(active).indexOf(active);
     const opened = panel.querySelector(".behind")?.open;
     exchange(fresh.getElementById("matrix"), live);
     if (push) history.pushState({ matrix: true }, "", address.href);
@@ -636,7 +648,7 @@ async function choose(address, { push = true, live = false } = {}) {
     if (live && shown !== null) shown.follow(before);
     if (active?.isConnected) return;
     if (active === before?.place) shown?.place.focus({ preventScroll: true });
-    else panel.querySelectorAll(`[name="${active?.name}"]`)[place]?.focus();
+    else alike(active)[place]?.focus({ preventScroll: true });
   } catch (error) {
     if (mine !== choices) return;
     if (live) throw error;

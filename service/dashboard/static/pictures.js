@@ -1,4 +1,5 @@
 // Pictures of what was measured of a network: places, marks and bars that are hovered and walked over by keys.
+import { short } from "/static/numbers.js";
 import { onSheet } from "/static/paper.js";
 import { csv, save } from "/static/save.js";
 import { colour, onScheme, palette, readable, viridis } from "/static/theme.js";
@@ -6,7 +7,6 @@ import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
-const short = (value) => String(Number(Number(value).toPrecision(4)));
 const spoken = (name) => name.replaceAll("_", " ");
 
 let library = null;
@@ -131,7 +131,7 @@ function axis(name, more) {
     nameLocation: "middle",
     nameGap: 30,
     nameTextStyle: { color: colour("text"), fontFamily: FONT, fontSize: 12 },
-    axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, ...(more.max !== undefined && more.max !== 100 ? { showMaxLabel: false } : {}) },
+    axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: short, ...(more.max !== undefined && more.max !== 100 ? { showMaxLabel: false } : {}) },
     axisLine: { lineStyle: { color: colour("line") } },
     axisTick: { show: false },
     splitLine: { lineStyle: { color: colour("line") } },

@@ -1,7 +1,8 @@
 // The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
 import { init } from "/static/lib/echarts.js";
+import { grouped, short } from "/static/numbers.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
-import { element, grouped } from "/static/request.js";
+import { element } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, isDark, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -30,7 +31,7 @@ let shownFields = []; // the fields that are axes of their own
 
 const said = (value) => {
   if (value === null || value === undefined) return "none";
-  if (typeof value === "number") return String(Number(value.toPrecision(4)));
+  if (typeof value === "number") return short(value);
   return typeof value === "string" ? value : JSON.stringify(value);
 };
 const shown = (axis, value) => (value * metrics[axis].factor).toFixed(metrics[axis].decimals);
@@ -93,7 +94,7 @@ function options() {
     nameLocation: "middle",
     nameGap: which === "x" ? 30 : 52,
     nameTextStyle: { color: colour("text"), fontFamily: FONT },
-    axisLabel: { color: colour("quiet"), fontFamily: FONT, hideOverlap: true },
+    axisLabel: { color: colour("quiet"), fontFamily: FONT, hideOverlap: true, formatter: short },
     axisLine: { lineStyle: { color: colour("line") } },
     splitLine: { lineStyle: { color: colour("line") } },
   });

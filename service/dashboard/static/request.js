@@ -28,16 +28,6 @@ export function element(name, text = "", children = [], attributes = {}) {
   return made;
 }
 
-/** A number with its thousands apart, as the pages have it without scripts. */
-export function grouped(number, digits = 0) {
-  return Number(number).toLocaleString("en", { maximumFractionDigits: digits }).replaceAll(",", "\u202f");
-}
-
-/** "1 trial", "2 trials". */
-export function count(number, name) {
-  return `${grouped(number)} ${name}${number === 1 ? "" : "s"}`;
-}
-
 /** Shows a problem document: its detail, and every field that is wrong where the detail does not say it all. */
 export function showProblem(place, { status, answer }) {
   const detail = answer && answer.detail ? String(answer.detail) : "unknown error";

@@ -2,7 +2,8 @@
 //
 // There is one text. A change anywhere makes what was looked at void at once; only the answer of a dry run to the very
 // text that stands there now is shown, and only that text can be posted, byte for byte.
-import { count, element, grouped, send, showProblem } from "/static/request.js";
+import { count, grouped } from "/static/numbers.js";
+import { element, send, showProblem } from "/static/request.js";
 import { SpecForm } from "/static/spec_form.js";
 
 const MOST = 100; // trials that are listed
