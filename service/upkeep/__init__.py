@@ -1,7 +1,8 @@
 """What keeps an installation in order over the years: backups of it, and what of it goes.
 
 `files` is the only module here that touches the data folder, `rows` the only one that copies the database; `archive`
-is the file that a backup is, which `backup` writes and `restore` reads.
+is the file that a backup is, which `backup` writes and `restore` reads: into the database that `target` is, and onto
+the `shelves` where files of trials lie, by renames (`moves`) that are written down first.
 
 Queue, experiments, leaderboards, access, migrations, the database and storage may be imported, neither API nor pages.
 """

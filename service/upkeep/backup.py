@@ -39,6 +39,18 @@ class Progress:
 Say = Callable[[Progress], None]
 
 
+def steps(say: Say, stage: str, total: int) -> Callable[[int], None]:
+    """Says how far a stage is whenever so many more bytes or rows of it are done."""
+    done = 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        say(Progress(stage, done, total))
+
+    return step
+
+
 @dataclass
 class _Files:
     """What is copied of the data folder, and what could not be."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from service.database.engine import Database
 from service.settings import Settings
-from service.upkeep import restore
+from service.upkeep import restore, target
 from service.upkeep.archive import Reader
+from service.upkeep.moves import Journal, Move
 
 Function = Callable[..., Any]
 
@@ -21,10 +22,10 @@ def restore_and_die(settings: Settings, file: Path, moment: str) -> None:
     name, _, number = moment.partition(" ")
     places: dict[str, tuple[Any, str, Callable[[Function], Function]]] = {
         "extract": (Reader, "extract", _at(int(number or 0))),
-        "rows": (restore, "bring_up", _at(0)),
-        "move": (restore._Move, "do", _at(int(number or 0))),
-        "moved": (restore._Journal, "begin", _after),
-        "end": (restore._Journal, "end", _at(0)),
+        "rows": (target, "bring_up", _at(0)),
+        "move": (Move, "do", _at(int(number or 0))),
+        "moved": (Journal, "begin", _after),
+        "end": (Journal, "end", _at(0)),
     }
     where, function, how = places[name]
     setattr(where, function, how(getattr(where, function)))

@@ -36,7 +36,9 @@ from service.upkeep import archive, backup, restore, rows
 from service.upkeep.archive import Manifest, Reader
 from service.upkeep.backup import back_up
 from service.upkeep.files import DataFolder
-from service.upkeep.restore import FENCE_JUMP, GAPS, refuse_half_restored
+from service.upkeep.moves import Journal, Move
+from service.upkeep.restore import refuse_half_restored
+from service.upkeep.target import FENCE_JUMP, GAPS, Target
 from tests.fresh import FRESH
 from tests.held import reported, under
 from tests.migrations import test_schema
@@ -551,7 +553,7 @@ class TestRefused:
         restore.restore(target, whole)
 
     def test_a_service_that_has_it_open(self, whole: Path, target: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(restore, "_LOOK_SECONDS", 0.02)
+        monkeypatch.setattr("service.upkeep.target._LOOK_SECONDS", 0.02)
         here, there = FRESH.Pipe()
         process = FRESH.Process(target=keep_open, args=(target, there))
         process.start()
@@ -780,28 +782,28 @@ class TestCutShort:
         moves: int,
         how: str,
     ) -> None:
-        done: list[restore._Move] = []
-        genuine, settle = restore._Move.do, restore._settle
+        done: list[Move] = []
+        genuine, settle = Move.do, Target.settle
 
-        def do(move: restore._Move) -> None:
+        def do(move: Move) -> None:
             if len(done) == moves:
                 raise KeyboardInterrupt
             done.append(move)
             genuine(move)
 
-        monkeypatch.setattr(restore._Move, "do", do)
+        monkeypatch.setattr(Move, "do", do)
         if how == "killed":  # nobody takes anything back
-            monkeypatch.setattr(restore, "_settle", lambda *_: False)
+            monkeypatch.setattr(Target, "settle", lambda *_: False)
         with contextlib.suppress(KeyboardInterrupt):
             restore.restore(target, twice, force=True)
             assert len(done) <= moves
             return  # there are not so many
-        monkeypatch.setattr(restore._Move, "do", genuine)
-        monkeypatch.setattr(restore, "_settle", settle)
+        monkeypatch.setattr(Move, "do", genuine)
+        monkeypatch.setattr(Target, "settle", settle)
         if how == "killed":
             with pytest.raises(UserError, match="cut short"):
                 refuse_half_restored(target)
-            with contextlib.closing(restore._Target.of(target)) as place:
+            with contextlib.closing(Target.of(target)) as place:
                 restore._recover(target, place)
         refuse_half_restored(target)
         assert "second time" not in self.names(target, opened)
@@ -817,14 +819,14 @@ class TestCutShort:
         def killed(_self: Any) -> None:
             raise KeyboardInterrupt
 
-        genuine = restore._Journal.end
-        monkeypatch.setattr(restore._Journal, "end", killed)
+        genuine = Journal.end
+        monkeypatch.setattr(Journal, "end", killed)
         with pytest.raises(KeyboardInterrupt):
             restore.restore(target, twice, force=True)
-        monkeypatch.setattr(restore._Journal, "end", genuine)
+        monkeypatch.setattr(Journal, "end", genuine)
         with pytest.raises(UserError, match="cut short"):
             refuse_half_restored(target)
-        with contextlib.closing(restore._Target.of(target)) as place:
+        with contextlib.closing(Target.of(target)) as place:
             restore._recover(target, place)
         refuse_half_restored(target)
         assert self.names(target, opened) == {"second time"}
@@ -858,7 +860,7 @@ class TestCutShort:
         if journal.exists():
             with pytest.raises(UserError, match="cut short"):
                 refuse_half_restored(target)
-            with contextlib.closing(restore._Target.of(target)) as place:
+            with contextlib.closing(Target.of(target)) as place:
                 place.refuse_in_use()  # a server takes a moment to notice that a client is gone
                 restore._recover(target, place)
         refuse_half_restored(target)
@@ -877,7 +879,7 @@ class TestCutShort:
         def broken(*_: Any) -> int:
             raise OSError("no space left")
 
-        monkeypatch.setattr(restore, "bring_up", broken)
+        monkeypatch.setattr("service.upkeep.target.bring_up", broken)
         before = files_of(target.data_dir)
         with pytest.raises(OSError, match="no space"):
             restore.restore(target, twice, force=True)

@@ -27,7 +27,9 @@ from service.upkeep import restore
 from service.upkeep.backup import back_up
 from service.upkeep.deletion import mark, remove_marked
 from service.upkeep.files import Bucket, DataFolder, Disk
+from service.upkeep.moves import Journal, Move
 from service.upkeep.retention import Rules, finish, plan, prune
+from service.upkeep.target import Target
 from tests.held import under
 from tests.service.upkeep.conftest import write_checkpoint
 from workers.worker import upkeep as upkeep_of_worker
@@ -74,7 +76,12 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         def open_objects(place: str) -> Store:
             return opened.setdefault(place, objects_in(tmp_path / "stores" / place.removeprefix("s3://")))
 
-        for module in ("service.upkeep.files", "service.upkeep.restore", "service.experiments.artifacts"):
+        for module in (
+            "service.upkeep.files",
+            "service.upkeep.moves",
+            "service.upkeep.shelves",
+            "service.experiments.artifacts",
+        ):
             monkeypatch.setattr(f"{module}.open_storage", open_objects)
         return lambda settings, name: settings.model_copy(update={"storage": f"s3://{name}/prefix"})
     return lambda settings, name: settings.model_copy(update={"storage": str(tmp_path / "stores" / name)})
@@ -236,7 +243,7 @@ class TestRestore:
         for step in range(20):
             if not self._cut(place, file, step, monkeypatch):
                 break
-            journal = restore._Journal.read(place)
+            journal = Journal.read(place)
             if journal is not None:
                 journal.undo()
             assert in_store(place) == old, step
@@ -260,8 +267,8 @@ class TestRestore:
             return changed
 
         with monkeypatch.context() as patch:
-            patch.setattr(restore, "_settle", lambda *_: True)
-            patch.setattr(restore._Move, "do", killed_at(restore._Move.do))
+            patch.setattr(Target, "settle", lambda *_: True)
+            patch.setattr(Move, "do", killed_at(Move.do))
             patch.setattr(Objects, "_copy_file", killed_at(Objects._copy_file))
             try:
                 restore.restore(place, file, force=True)

@@ -1,0 +1,140 @@
+"""Where the files of a backup go: the data folder, and of trials the folder or bucket that `TTSV_STORAGE` names."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from service.errors import UserError
+from service.settings import Settings
+from service.storage import Objects, open_storage
+from service.upkeep.archive import FileEntry, Manifest
+from service.upkeep.files import removed
+from service.upkeep.moves import Move, Moves, ObjectsMove
+
+STAGE, TRIALS = "restore.partial", "trials"
+_SPARE_BYTES = 256 * 2**20
+
+
+class Shelf:
+    """Where the files of trials go: the data folder, like all else."""
+
+    @staticmethod
+    def of(settings: Settings) -> "Shelf":
+        """That of the settings."""
+        if settings.storage is None:
+            return Shelf()
+        store = open_storage(settings.storage)
+        return _ObjectsShelf(store) if isinstance(store, Objects) else _FolderShelf(Path(settings.storage))
+
+    def filled(self) -> bool:
+        """Whether there is anything of trials beside the data folder."""
+        return False
+
+    def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
+        """Raises `UserError` where a disk has too little room."""
+        _refuse_full(data_dir, manifest.size)
+
+    def clear(self) -> None:
+        """Removes what a restore has prepared beside the data folder."""
+
+    def make_room(self, aside: str) -> Moves:
+        """What moves aside what is there, into a folder of this name."""
+        return []
+
+    def where(self, aside: str) -> str:
+        """That folder, in words."""
+        return aside
+
+    def put(self, file: FileEntry, staged: Path) -> None:
+        """Takes a file of a trial that was written to `staged`."""
+
+    def moves(self) -> Moves:
+        """What puts that in its place."""
+        return []
+
+
+class _FolderShelf(Shelf):
+    """The folder that `TTSV_STORAGE` names."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._stage = root, root / STAGE
+
+    def filled(self) -> bool:
+        return is_something(self._root / TRIALS)
+
+    def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        trials = _bytes_of_trials(manifest)
+        _refuse_full(self._root, trials)
+        _refuse_full(data_dir, manifest.size - trials)
+
+    def clear(self) -> None:
+        removed(self._stage)
+
+    def make_room(self, aside: str) -> Moves:
+        return [Move(self._root / TRIALS, self._root / aside / TRIALS)] if self.filled() else []
+
+    def where(self, aside: str) -> str:
+        return str(self._root / aside)
+
+    def put(self, file: FileEntry, staged: Path) -> None:
+        target = self._stage / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(staged, target)
+
+    def moves(self) -> Moves:
+        trials = self._stage / TRIALS
+        return [Move(trials, self._root / TRIALS)] if trials.exists() else []
+
+
+class _ObjectsShelf(Shelf):
+    """The bucket that `TTSV_STORAGE` names."""
+
+    def __init__(self, store: Objects) -> None:
+        self._store = store
+
+    def filled(self) -> bool:
+        return bool(self._store.folders(TRIALS, partial=True))
+
+    def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
+        # Files of trials pass through the data folder one by one.
+        largest = max((file.size for file in manifest.files), default=0)
+        _refuse_full(data_dir, manifest.size - _bytes_of_trials(manifest) + largest)
+
+    def clear(self) -> None:
+        self._store.remove(STAGE)
+
+    def make_room(self, aside: str) -> Moves:
+        return [ObjectsMove(self._store, TRIALS, f"{aside}/{TRIALS}")] if self.filled() else []
+
+    def where(self, aside: str) -> str:
+        return f"{aside} of the store"
+
+    def put(self, file: FileEntry, staged: Path) -> None:
+        with staged.open("rb") as source:
+            sent = self._store.write(f"{STAGE}/{file.path}", source, file.size)
+        if sent != file.sha256:
+            raise OSError(errno.EIO, "other bytes were sent to the store than are in the backup", file.path)
+        staged.unlink()
+
+    def moves(self) -> Moves:
+        return [ObjectsMove(self._store, f"{STAGE}/{TRIALS}", TRIALS)]
+
+
+def _bytes_of_trials(manifest: Manifest) -> int:
+    return sum(file.size for file in manifest.files if file.path.startswith(f"{TRIALS}/"))
+
+
+def is_something(path: Path) -> bool:
+    """Whether there is a file, or a folder that is not empty."""
+    if path.is_dir() and not path.is_symlink():
+        return any(path.iterdir())
+    return os.path.lexists(path)
+
+
+def _refuse_full(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size + _SPARE_BYTES:
+        need = size // 2**20
+        raise UserError(f"{folder} has {free // 2**20} MiB free, the backup needs {need}: make room, then try again")
