@@ -14,7 +14,7 @@ from service.api.http.responses import Answer, etag_matches, validators
 from service.api.openapi_examples.trials import ARTIFACTS
 from service.experiments import store
 from service.experiments.artifacts import content_of
-from service.schemas.experiments import ArtifactList, ArtifactOut
+from service.schemas.trials import ArtifactList, ArtifactOut
 
 router = APIRouter(prefix="/v1", tags=["artifacts"], responses=RESPONSES)
 

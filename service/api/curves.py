@@ -14,7 +14,7 @@ from service.api.http.responses import Answer
 from service.errors import FieldProblem, QueryError
 from service.experiments import epoch_points, store
 from service.experiments.curves import Curves, best_trials, curves
-from service.schemas.experiments import CurvesOut
+from service.schemas.trials import CurvesOut
 from service.specs.patterns import METRICS, NUMBERS
 
 router = APIRouter(prefix="/v1/curves", tags=["trials"], responses=RESPONSES)

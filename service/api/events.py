@@ -13,7 +13,8 @@ from service.api.http.problems import RESPONSES
 from service.api.http.responses import Answer
 from service.experiments import store
 from service.experiments.events import EventKind, list_events
-from service.schemas.experiments import EventOut, EventPage, SelectionEvents
+from service.schemas.answers import SelectionEvents
+from service.schemas.experiments import EventOut, EventPage
 from service.schemas.field_selection import Fields
 
 router = APIRouter(prefix="/v1", tags=["events"], responses=RESPONSES)

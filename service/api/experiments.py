@@ -27,23 +27,11 @@ from service.experiments.listing import list_experiments
 from service.experiments.memory import GIB, Advice, Memory, MemoryEstimator, advise, shares
 from service.experiments.submission import Draft, stored_config, submit
 from service.queue import census, nodes
-from service.schemas.experiments import (
-    SHOWN,
-    ColumnOut,
-    DryMemory,
-    DryRange,
-    DryRanges,
-    DryRunOut,
-    DryTotals,
-    DryTrialOut,
-    ExperimentOut,
-    ExperimentPage,
-    NewExperimentOut,
-    Selection,
-    SelectionPage,
-    TrialPage,
-)
+from service.schemas.answers import Selection, SelectionPage
+from service.schemas.dry_runs import SHOWN, DryMemory, DryRange, DryRanges, DryRunOut, DryTotals, DryTrialOut
+from service.schemas.experiments import ExperimentOut, ExperimentPage, NewExperimentOut
 from service.schemas.field_selection import Fields
+from service.schemas.trials import ColumnOut, TrialPage
 from service.settings import Settings
 from service.specs.columns import Columns, columns_of
 from service.specs.grid import count_grid, expand_grid, search_base

@@ -30,7 +30,10 @@ from service.experiments.listing import list_trials
 from service.experiments.store import TrialDetail
 from service.queue import attempts
 from service.queue.attempts import AttemptDetail
-from service.schemas.experiments import (
+from service.schemas.answers import Selection, SelectionMetrics, SelectionPage
+from service.schemas.field_selection import Fields
+from service.schemas.trial_tables import trial_records, trials_sheet
+from service.schemas.trials import (
     ArtifactOut,
     AttemptList,
     AttemptOut,
@@ -43,16 +46,11 @@ from service.schemas.experiments import (
     ResourceList,
     ResourcePoint,
     ResultDetailOut,
-    Selection,
-    SelectionMetrics,
-    SelectionPage,
     SpectraOut,
     TrialDetailOut,
     TrialOut,
     TrialPage,
 )
-from service.schemas.field_selection import Fields
-from service.schemas.trial_tables import trial_records, trials_sheet
 from ttsv.results import SPECTRUM_SHARES
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"], responses=RESPONSES)

@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.comparisons import CompareOut
-from service.schemas.experiments import ColumnOut, PresetOut
+from service.schemas.experiments import PresetOut
 from service.schemas.leaderboards import BoardOut, LeaderboardOut, PivotOut, PlaneOut, RowOut, TableOut
+from service.schemas.trials import ColumnOut
 
 if TYPE_CHECKING:
     import pandas as pd

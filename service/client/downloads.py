@@ -7,7 +7,7 @@ from typing import BinaryIO, Self
 import httpx2 as httpx
 
 from service.client.errors import DamagedError
-from service.schemas.experiments import ArtifactOut
+from service.schemas.trials import ArtifactOut
 
 _CHUNK = 1 << 20
 

@@ -10,16 +10,16 @@ import httpx2 as httpx
 from service.client.connection import Connection, checked, covers, idempotent, of_paper, pause, query
 from service.client.errors import UnreachableError, refusal
 from service.client.streams import Feed
+from service.schemas.answers import SelectionPage
+from service.schemas.dry_runs import DryRunOut
 from service.schemas.experiments import (
     DeletionOut,
-    DryRunOut,
     EventOut,
     EventPage,
     ExperimentOut,
     ExperimentPage,
     ExperimentUpdate,
     NewExperimentOut,
-    SelectionPage,
 )
 from service.schemas.leaderboards import MatrixOut
 from service.specs.states import OPEN_EXPERIMENTS

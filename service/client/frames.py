@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from service.leaderboards.boards import counted_said
 from service.leaderboards.text_tables import value_text
-from service.schemas.experiments import EpochOut, ResultOut, TrialOut
 from service.schemas.leaderboards import BoardOut, PivotCellOut, PivotOut
 from service.schemas.trial_tables import EVERY, Shown
+from service.schemas.trials import EpochOut, ResultOut, TrialOut
 from service.specs.columns import columns_of, value_of
 from ttsv.metrics.catalog import METRICS
 

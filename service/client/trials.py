@@ -10,7 +10,8 @@ import httpx2 as httpx
 from service.client.connection import Connection, checked, covers
 from service.client.downloads import Download
 from service.client.frames import epoch_frame, result_frame
-from service.schemas.experiments import (
+from service.schemas.trial_tables import Shown
+from service.schemas.trials import (
     ArtifactList,
     ArtifactOut,
     AttemptList,
@@ -27,7 +28,6 @@ from service.schemas.experiments import (
     TrialOut,
     TrialPage,
 )
-from service.schemas.trial_tables import Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,7 +24,7 @@ from service.experiments import store
 from service.experiments.submission import read_spec
 from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
 from service.paper.reference import preset_table
-from service.schemas.experiments import DryRunOut
+from service.schemas.dry_runs import DryRunOut
 from service.specs.documents import DocumentError, write_yaml
 from service.specs.editing import Edit, edited, read_text
 from service.specs.spec import ExperimentSpec

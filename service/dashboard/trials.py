@@ -23,8 +23,8 @@ from service.experiments.listing import TrialFilter, list_trials, trials_by_id
 from service.experiments.logs import tail, trial_log
 from service.leaderboards.metrics import Metric
 from service.queue import attempts
-from service.schemas.experiments import ArtifactOut
 from service.schemas.trial_tables import Shown
+from service.schemas.trials import ArtifactOut
 from service.specs.columns import validated_on, validates_on_test
 from ttsv.config.fields import TrialFields
 from ttsv.results import SPECTRUM_SHARES, LayerFields

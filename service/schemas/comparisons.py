@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.schemas.experiments import ColumnOut, Out
+from service.schemas.answers import Out
+from service.schemas.trials import ColumnOut
 
 
 class SideOut(Out):

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.schemas.experiments import Cell, ColumnOut, Out
+from service.schemas.answers import Out
+from service.schemas.trials import Cell, ColumnOut
 
 CellConfig = Annotated[dict[str, Any], Field(description="Every field of the cell's trials but the seed.")]
 Protocol = Annotated[str, Field(description="Fingerprint of how it was measured.")]

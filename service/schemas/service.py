@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from service.access.security import Scope
-from service.schemas.experiments import Out
+from service.schemas.answers import Out
 from service.specs.states import NodeState
 
 Scopes = Annotated[list[Scope], Field(description="What the key allows; `admin`: everything.")]

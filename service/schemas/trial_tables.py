@@ -8,7 +8,8 @@ from typing import Any, Self
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
-from service.schemas.experiments import PASSING, DryRunOut, ResultOut, TrialOut
+from service.schemas.dry_runs import DryRunOut
+from service.schemas.trials import PASSING, ResultOut, TrialOut
 from service.specs.columns import (
     Columns,
     FieldColumn,

@@ -20,7 +20,9 @@ from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.schemas.experiments import DryRunOut, ExperimentOut, TrialOut
+    from service.schemas.dry_runs import DryRunOut
+    from service.schemas.experiments import ExperimentOut
+    from service.schemas.trials import TrialOut
 
 experiments_app = typer.Typer()
 presets_app = typer.Typer(help="The paper's tables and figures as experiments.", no_args_is_help=True)

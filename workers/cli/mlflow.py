@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from service.client import Client
 from service.client.frames import flat
 from service.errors import UserError
-from service.schemas.experiments import EpochOut, ExperimentOut, TrialOut
+from service.schemas.experiments import ExperimentOut
+from service.schemas.trials import EpochOut, TrialOut
 from service.specs.states import OPEN_TRIALS, TrialState
 
 if TYPE_CHECKING:

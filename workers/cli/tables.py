@@ -20,16 +20,11 @@ from service.leaderboards.sheets import board_sheets, configuration_sheet, measu
 from service.leaderboards.sides import Comparison
 from service.leaderboards.text_tables import Cell, Measured, Sheet
 from service.schemas.comparisons import CompareOut
-from service.schemas.experiments import (
-    ArtifactOut,
-    AttemptResources,
-    DryRunOut,
-    ExperimentOut,
-    TrialDetailOut,
-    TrialOut,
-)
+from service.schemas.dry_runs import DryRunOut
+from service.schemas.experiments import ExperimentOut
 from service.schemas.leaderboards import LeaderboardOut
 from service.schemas.trial_tables import EVERY, Shown, trials_sheet
+from service.schemas.trials import ArtifactOut, AttemptResources, TrialDetailOut, TrialOut
 from service.specs.columns import validates_on_test
 from service.specs.states import OPEN_TRIALS, TrialState
 from workers.cli.client_options import print_table, print_whole

@@ -14,8 +14,9 @@ from service.database import Experiment, ExperimentState, Result, Trial
 from service.experiments import store
 from service.experiments.listing import tags_of
 from service.queue.attempts import silences
-from service.schemas.experiments import PASSING, ExperimentOut, ExperimentProgress, ResultOut, TrialOut
+from service.schemas.experiments import ExperimentOut, ExperimentProgress
 from service.schemas.field_selection import Fields
+from service.schemas.trials import PASSING, ResultOut, TrialOut
 
 
 class Reply:

@@ -15,7 +15,7 @@ from service.experiments.estimate import Estimator
 from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.leases import Lease
-from service.schemas.experiments import SHOWN
+from service.schemas.dry_runs import SHOWN
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.catalog import training_images

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database.engine import Database
 from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
-from service.schemas.experiments import ResultOut
+from service.schemas.trials import ResultOut
 from service.settings import Settings
 from ttsv.metrics.catalog import METRICS
 

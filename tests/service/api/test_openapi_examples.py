@@ -9,17 +9,10 @@ from pydantic import BaseModel
 from service.api import health
 from service.api.http import problems
 from service.api.openapi_examples import experiments, leaderboards, trials
-from service.schemas.experiments import (
-    ArtifactList,
-    ExperimentOut,
-    MetricsPage,
-    ResultDetailOut,
-    SpectraOut,
-    TrialDetailOut,
-    TrialOut,
-)
+from service.schemas.experiments import ExperimentOut
 from service.schemas.leaderboards import LeaderboardOut, TableOut
 from service.schemas.service import Problem, Readiness
+from service.schemas.trials import ArtifactList, MetricsPage, ResultDetailOut, SpectraOut, TrialDetailOut, TrialOut
 from service.specs.spec import ExperimentSpec
 
 

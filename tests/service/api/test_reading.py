@@ -19,7 +19,7 @@ from service.database.engine import Database
 from service.experiments.listing import METRICS
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
-from service.schemas.experiments import ResultOut
+from service.schemas.trials import ResultOut
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]

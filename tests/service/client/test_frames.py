@@ -6,9 +6,9 @@ from service.api.openapi_examples.leaderboards import LEADERBOARD
 from service.api.openapi_examples.trials import TRIAL
 from service.client.frames import board_frame, pivot_frame, result_frame
 from service.errors import QueryError
-from service.schemas.experiments import TrialOut
 from service.schemas.leaderboards import LeaderboardOut, PivotOut
 from service.schemas.trial_tables import Shown
+from service.schemas.trials import TrialOut
 
 
 def test_a_leaderboard_has_the_fields_that_differ() -> None:

@@ -27,7 +27,8 @@ from service.paper.presets import presets
 from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord, hold
-from service.schemas.experiments import ExperimentOut, TrialDetailOut
+from service.schemas.experiments import ExperimentOut
+from service.schemas.trials import TrialDetailOut
 from service.settings import Settings
 from service.specs.documents import read_yaml, write_yaml
 from service.specs.grid import expand_grid

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from service.api.experiments import _EXAMPLE
 from service.api.openapi_examples.trials import TRIAL
-from service.schemas.experiments import DryRunOut, TrialOut
+from service.schemas.dry_runs import DryRunOut
 from service.schemas.trial_tables import Shown
+from service.schemas.trials import TrialOut
 from workers.cli.tables import dry_run_table, duration, show_silences
 
 
