@@ -8,7 +8,9 @@ import operator
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -22,13 +24,16 @@ from service.queue.leases import Lease
 from service.queue.trials import MAX_DEATHS, HeldExperiment
 from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
+from workers.driver.callback import TuneCallback
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
+from workers.driver.watchdog import Verdict, Watchdog
 from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
     FailureReport,
     HinderedReport,
+    Job,
     ResourceReport,
     ResultReport,
     StageReport,
@@ -134,6 +139,24 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert recorder.flush(5)
     assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
     assert ended == [second, third]
+
+
+def test_who_gave_way_keeps_its_checkpoints_whatever_it_still_says(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result was under way when its process was killed: stored it cannot be any more."""
+    killed, ended = list[object](), list[int]()
+    monkeypatch.setattr("workers.driver.watchdog.ray.kill", killed.append)
+    bench = Bench(lab)
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
+    recorder.open()
+    first = bench.trials()[0].id
+    watchdog = Watchdog(None, None, lambda trial_id, _verdict, _seconds: recorder.gave_way(trial_id))
+    callback, trial = TuneCallback(recorder, watchdog, lab.data_dir), cast("Any", MagicMock())
+    trial.config = {"job": asdict(Job(first, bench.lease.fence, 0, {}))}
+    callback.on_trial_start(0, [], trial)
+    watchdog._end(first, Verdict.YIELD, 0.0)
+    callback.on_trial_result(0, [], trial, {"report": ResultReport(made_result(), []), "done": True})
+    assert recorder.flush(5)
+    assert (bench.trials()[0].state, len(killed), ended) == ("queued", 1, [])
 
 
 def test_what_ended_under_a_driver_that_died_is_known_to_the_next(lab: Lab) -> None:
