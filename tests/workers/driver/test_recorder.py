@@ -22,8 +22,10 @@ from service.experiments import actions
 from service.queue import attempts, driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import MAX_DEATHS, HeldExperiment
+from service.storage import Folder
 from tests.results import made_epoch, made_result
-from ttsv.results import StageProgress
+from ttsv.results import CHECKPOINTS, StageProgress
+from workers.driver.__main__ import Driver
 from workers.driver.callback import TuneCallback
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
@@ -44,6 +46,7 @@ pytestmark = pytest.mark.here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from sqlalchemy.orm import Session
 
@@ -157,6 +160,16 @@ def test_who_gave_way_keeps_its_checkpoints_whatever_it_still_says(lab: Lab, mon
     callback.on_trial_result(0, [], trial, {"report": ResultReport(made_result(), []), "done": True})
     assert recorder.flush(5)
     assert (bench.trials()[0].state, len(killed), ended) == ("queued", 1, [])
+
+
+def test_a_driver_left_over_leaves_the_checkpoints_of_later_claims(tmp_path: Path) -> None:
+    """It stood still between a failure's COMMIT and their removal, and the trial was retried meanwhile."""
+    driver, checkpoints = Driver.__new__(Driver), [tmp_path / "trials/7" / name / CHECKPOINTS for name in ("3.1", "5")]
+    driver._kept, driver._lease = Folder(tmp_path), Lease(1, 3)
+    for folder in checkpoints:
+        folder.mkdir(parents=True)
+    driver._ended(7)
+    assert [folder.exists() for folder in checkpoints] == [False, True]
 
 
 def test_what_ended_under_a_driver_that_died_is_known_to_the_next(lab: Lab) -> None:
