@@ -466,6 +466,28 @@ def test_what_is_written_twice_counts_once(lab: Lab) -> None:
         assert became(once) == became(twice), story
 
 
+def test_of_what_is_written_twice_nothing_is_taken_for_the_next_attempts(lab: Lab) -> None:
+    """What the first used and where it ran stays with it, and that it got on does not forgive the next one's death."""
+    experiment_id = lab.post([0])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    recorder = Recorder(lab.database, lease, lambda: None)  # whose thread never begins: batches are stored by hand
+    (trial,) = lab.trials(experiment_id)
+    recorder.started(trial.id)
+    recorder.reported(trial.id, StartedReport("node-1", []))
+    recorder.reported(trial.id, ResourceReport(used(1.0)))
+    recorder.reported(trial.id, stage())
+    recorder.died(trial.id, "killed")
+    recorder.started(trial.id)
+    for _ in range(2):
+        recorder._store(recorder._events)
+    (trial,) = lab.trials(experiment_id)
+    assert (trial.node, trial.deaths) == (None, 1)
+    with lab.database.read() as session:
+        listed = attempts.listed(session, trial.id, resources=True)
+    assert [(one.place, one.resources) for one in listed] == [("node-1", used(1.0))]
+
+
 def is_gone() -> OperationalError:
     """As it is said where no server answers."""
     return OperationalError("COMMIT", {}, ConnectionError("the database is away"))
