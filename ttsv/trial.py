@@ -21,8 +21,8 @@ def run_trial(
     Where an earlier attempt at the same trial left checkpoints in `folder`, training goes on after the newest whole
     one, to the same numbers: finished epochs are not yielded again. An epoch's checkpoint is written once the caller
     asks for more or closes the generator, so that none is finished before it was handed over, and is on disk before the
-    next epoch is yielded; an epoch during whose handing over the process is killed is trained and yielded once more. An
-    attack goes on where it stopped, too.
+    next epoch is yielded; an epoch during whose handing over the process is killed, or the caller throws an error in
+    here, is trained and yielded once more. An attack goes on where it stopped, too.
 
     With `source`, the `model.safetensors` of another trial, nothing is trained: that network is evaluated as `config`
     says, and what was noted of its training stays noted. Raises `DataError` where it is not the network that `config`

@@ -74,14 +74,19 @@ def model_path(session: Session, trial_id: int) -> str | None:
     return session.scalar(select(Artifact.path).where(*there))
 
 
-def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[int]:
-    """The cancelled trials of experiments that became final `since` then (None: ever)."""
+def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[tuple[int, int]]:
+    """The cancelled trials of experiments that became final `since` then (None: ever), with the fence as it is now.
+
+    Whoever runs one again does so under a later fence.
+    """
     query = (
-        select(Trial.id)
+        select(Trial.id, Experiment.fence)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .where(Experiment.finished_at.is_not(None), Trial.state == TrialState.CANCELLED)
     )
-    return session.scalars(query if since is None else query.where(Experiment.finished_at > since)).all()
+    if since is not None:
+        query = query.where(Experiment.finished_at > since)
+    return [(trial_id, fence) for trial_id, fence in session.execute(query)]
 
 
 def last_ended(session: Session, lease: Lease, most: int) -> Sequence[int]:

@@ -161,22 +161,32 @@ class HeldExperiment:
             trial.attempts += 1
         return True
 
-    def place_trial(self, trial_id: int, node: str, environment: Mapping[str, object] | None = None) -> None:
-        """Says where the trial runs, and with what."""
-        if trial := self._trial(trial_id, TrialState.RUNNING):
+    def place_trial(
+        self,
+        trial_id: int,
+        node: str,
+        environment: Mapping[str, object] | None = None,
+        *,
+        began: datetime | None = None,
+    ) -> None:
+        """Says where the trial runs, and with what; `began` as in `lose_trial`."""
+        if trial := self._attempt(trial_id, began):
             trial.node = node
             with self._session.no_autoflush:
                 attempts.begin(self._session, trial, self._lease.fence, node, environment)
 
-    def record_resources(self, trial_id: int, resources: ResourceSeries) -> None:
-        """Stores what the trial's process has used of its machine until now."""
-        if trial := self._trial(trial_id, TrialState.RUNNING):
+    def record_resources(self, trial_id: int, resources: ResourceSeries, *, began: datetime | None = None) -> None:
+        """Stores what the trial's process has used of its machine until now; `began` as in `lose_trial`."""
+        if trial := self._attempt(trial_id, began):
             with self._session.no_autoflush:
                 attempts.record_resources(self._session, trial, resources)
 
-    def progress(self, trial_id: int) -> None:
-        """The trial got on within its evaluation: what its process died of before does not count."""
-        if trial := self._trial(trial_id, TrialState.RUNNING):
+    def progress(self, trial_id: int, *, began: datetime | None = None) -> None:
+        """The trial got on within its evaluation: what its process died of before does not count.
+
+        `began` as in `lose_trial`.
+        """
+        if trial := self._attempt(trial_id, began):
             trial.deaths = 0
             self._got_on()
 

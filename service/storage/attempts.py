@@ -51,21 +51,34 @@ def attempts(store: Store, trial_id: int) -> list[Attempt]:
 def begin(store: Store, trial_id: int, attempt: Attempt) -> str:
     """The folder of an attempt, with the newest earlier attempt's files in it; the folders of earlier ones go."""
     folder, known = attempt.folder(trial_id), attempts(store, trial_id)
-    earlier = [one for one in known if one < attempt]
-    if attempt not in known:
-        if earlier:
-            store.copy(earlier[-1].folder(trial_id), folder)
-        else:
+    while attempt not in known:
+        earlier = [one for one in known if one < attempt]
+        if not earlier:
             store.make(folder)
-    for old in earlier:
-        store.remove(old.folder(trial_id))
+            break
+        try:
+            store.copy(earlier[-1].folder(trial_id), folder)
+            break
+        except FileNotFoundError:
+            # An attempt between the two that is left over has removed what it had copied: by now its own is whole.
+            before, known = known, attempts(store, trial_id)
+            if known == before:
+                raise
+    for old in known:
+        if old < attempt:
+            store.remove(old.folder(trial_id))
     return folder
 
 
-def remove_checkpoints(store: Store, trial_id: int) -> None:
-    """Removes what only a resume would need, of every attempt; the trial's artifacts stay."""
+def remove_checkpoints(store: Store, trial_id: int, fence: int | None = None) -> None:
+    """Removes what only a resume would need, of every attempt; the trial's artifacts stay.
+
+    With `fence` of no attempt under a later claim: by now the trial may be retried, and at work.
+    """
     for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
-        store.remove(f"{TRIALS}/{trial_id}/{name}/{CHECKPOINTS}")
+        first = name.partition(".")[0]  # of an unfinished copy too
+        if fence is None or not (first.isdecimal() and int(first) > fence):
+            store.remove(f"{TRIALS}/{trial_id}/{name}/{CHECKPOINTS}")
 
 
 def logs_of(store: Store, trial_id: int) -> list[StoredFile]:

@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from service.storage.store import CHUNK, require_inside, sync_folder
+from service.storage.store import CHUNK, COPIES, require_inside, sync_folder
 
-_COPIES = 5
-"""So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
 PARTS = "incoming"
 """Folder, in a store's, of files that are being written."""
 PARTIAL = ".partial"
 """The end of the names of folders that are being copied."""
+_GONE = f"[Errno {errno.ENOENT}]"
 _ABANDONED_SECONDS = 6 * 3600.0
 
 
@@ -136,13 +135,16 @@ class Folder:
         # made at once, as an answer was late, do not meet.
         partial = place.with_name(f"{place.name}.{secrets.token_hex(4)}{PARTIAL}")
         try:
-            for _ in range(_COPIES):
+            for _ in range(COPIES):
                 if _copy_tree(self.path(source), partial):
                     break
                 shutil.rmtree(partial)
             else:
                 _copy_tree(self.path(source), partial)
+            for parent, _, _ in os.walk(partial):
+                sync_folder(Path(parent))
             partial.rename(place)
+            sync_folder(place.parent)  # what was copied may go now
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
             if not place.is_dir():
@@ -173,8 +175,8 @@ class Folder:
 def _copy_tree(source: Path, target: Path) -> bool:
     """Copies a folder; whether all of it stayed where it was meanwhile, as an owner who still lives may delete files.
 
-    Files beside its folders come last: they tell of what is in these (a trial's epochs of its checkpoints), and must
-    not be older than it.
+    Raises `FileNotFoundError` where it is gone itself. Files beside its folders come last: they tell of what is in
+    these (a trial's epochs of its checkpoints), and must not be older than it.
     """
     whole, refused = True, list[OSError]()
 
@@ -182,6 +184,8 @@ def _copy_tree(source: Path, target: Path) -> bool:
         nonlocal whole
         try:
             shutil.copy2(source, target)
+            with open(target, "rb") as file:  # noqa: PTH123
+                os.fsync(file.fileno())
         except FileNotFoundError:
             whole = False
         except OSError as error:
@@ -192,13 +196,20 @@ def _copy_tree(source: Path, target: Path) -> bool:
         return [name for name in names if Path(folder) == source and not (source / name).is_dir()]
 
     try:
-        shutil.copytree(source, target, ignore=files, copy_function=copy)
+        try:
+            shutil.copytree(source, target, ignore=files, copy_function=copy)
+        except shutil.Error as error:
+            if refused or not all(_GONE in reason for _, _, reason in error.args[0]):
+                raise
+            whole = False  # folders in it went
         for path in source.iterdir():
             if not path.is_dir():
                 copy(str(path), str(target / path.name))
     except OSError:
         if refused:  # the tree's own error has no number, by which a full disk is told from a trial's fault
             raise refused[0] from None
+        if not source.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "it went while it was copied", str(source)) from None
         raise
     return whole
 

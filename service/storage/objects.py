@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from service.storage.store import CHUNK, require_inside
+from service.storage.store import CHUNK, COPIES, require_inside
 
 _COPYING = ".copying"
 """An object in a folder that is being copied: without it the folder is whole."""
@@ -84,12 +84,16 @@ class Objects:
         with _errors(target):
             if end.rpartition("/")[2] in self.folders(end.rpartition("/")[0]):
                 return
+            if not self.files(source):
+                raise FileNotFoundError(errno.ENOENT, "no such folder", source)
             with self._output(f"{end}/{_COPYING}") as file:
                 file.write(b".")
-            # What stands beside folders tells of them, so it comes last; an owner who still lives may delete some.
-            for path in sorted(self.files(source), key=lambda path: "/" not in path):
-                with suppress(FileNotFoundError):
-                    self._copy_file(f"{begin}/{path}", f"{end}/{path}")
+            for _ in range(COPIES):
+                if self._copy_files(begin, end):
+                    break
+            if not self.files(source):  # it went meanwhile: who knows what of it was copied
+                self.remove(target)
+                raise FileNotFoundError(errno.ENOENT, "it went while it was copied", source)
             self._finish_copy(end)
 
     def move(self, source: str, target: str) -> None:
@@ -130,6 +134,21 @@ class Objects:
         except FileNotFoundError:
             self._fs.create_dir(name.rpartition("/")[0], recursive=True)
             return self._fs.open_output_stream(name)
+
+    def _copy_files(self, begin: str, end: str) -> bool:
+        """Copies what is in a folder; whether all of it stayed, as an owner who still lives may delete some.
+
+        What stands beside folders tells of them, so it comes last.
+        """
+        whole = True
+        for path in sorted(self.files(begin), key=lambda path: "/" not in path):
+            try:
+                self._copy_file(f"{begin}/{path}", f"{end}/{path}")
+            except OSError:  # of an object that went, a server says no more
+                if self.size(f"{begin}/{path}") is not None:
+                    raise
+                whole = False
+        return whole
 
     def _copy_file(self, source: str, target: str) -> None:
         try:

@@ -14,6 +14,9 @@ CHUNK = 2**20
 TRIES = 3
 """So often a file is copied whose bytes arrive otherwise than they were sent, before that is an error."""
 
+COPIES = 5
+"""So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
+
 
 class DamagedFileError(OSError):
     """Other bytes than there should be arrive, however often they are read."""
@@ -47,7 +50,10 @@ class Store(Protocol):
         """A file's SHA-256 (hex) where that is known without sending it here; None where it is not."""
 
     def copy(self, source: str, target: str) -> None:
-        """Copies a folder into one that is not there, else does nothing: until it is whole, `folders` omits it."""
+        """Copies a folder into one that is not there, else does nothing: until it is whole, `folders` omits it.
+
+        Raises `FileNotFoundError` where there is no such folder, or no more.
+        """
 
     def make(self, folder: str) -> None:
         """Makes an empty folder, where the store has such."""

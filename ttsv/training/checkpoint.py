@@ -112,14 +112,22 @@ class Checkpoints:
     def latest(self) -> State | None:
         """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
 
-        Newer ones, damaged or of another identity, are deleted: their numbers are written again.
+        Newer ones, damaged or of another identity, are deleted: their numbers are written again. One that cannot be
+        read now may be whole: it stays, and where there is no other its `OSError` is raised.
         """
         self.wait()
+        unread: OSError | None = None
         for number in reversed(self._numbers()):
-            state = self._read(number)
+            try:
+                state = self._read(number)
+            except OSError as error:
+                unread = unread or error
+                continue
             if state is not None:
                 return state
             self._delete(number)
+        if unread is not None:
+            raise unread
         return None
 
     def _delete(self, number: int) -> None:
@@ -136,7 +144,7 @@ class Checkpoints:
             if record["tensors_sha256"] != _sha256(content):
                 return None
             state: State = _unpack(body["state"], load(content))
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return state
 

@@ -85,15 +85,15 @@ def fit(
     """Trains the model in place: yields each epoch's metrics, returns the whole progress.
 
     Trained on are `data.train`, and `data.validation` too where the trial validates on the test images. With
-    `checkpoints`, goes on after the newest epoch found there, to the same numbers bit for bit (on a CPU, with
-    as many threads), and saves each epoch once its metrics are taken: while the next one is trained, but each is on
-    disk before the metrics of the next are yielded, and the last before this returns or is closed. Where this raises,
-    one may be under way still: `checkpoints` as a context waits for it. What is random follows from the seed and the
-    epoch alone; the process's own random state is neither read nor changed. The constraint is bound before
-    the optimizer is made, applied after each step and once more to the weights that are evaluated in the end, unless
-    the step that left them has just been followed by a projection, or `training.final_projection` is off. Images of two
-    dimensions are computed channels last. A split that does not leave a GPU enough memory stays in the machine's, see
-    `ttsv.training.feed`.
+    `checkpoints`, goes on after the newest epoch found there, to the same numbers bit for bit (on a CPU, with as many
+    threads), and saves each epoch once its metrics are taken: while the next one is trained, but each is on disk before
+    the metrics of the next are yielded, and the last before this returns or is closed. An epoch whose metrics the
+    caller could not take, and so throws an error in here, is not saved. Where this raises, one may be under way still:
+    `checkpoints` as a context waits for it. What is random follows from the seed and the epoch alone; the process's own
+    random state is neither read nor changed. The constraint is bound before the optimizer is made, applied after each
+    step and once more to the weights that are evaluated in the end, unless the step that left them has just been
+    followed by a projection, or `training.final_projection` is off. Images of two dimensions are computed channels
+    last. A split that does not leave a GPU enough memory stays in the machine's, see `ttsv.training.feed`.
 
     Raises `DivergedError` and `OutOfMemoryError`.
     """
@@ -162,13 +162,14 @@ def fit(
         run.note(metrics, run.score(logits, validation.labels))
         if checkpoints is not None:
             checkpoints.wait()
-        stopped = True
         try:
             yield metrics
-            stopped = False
-        finally:  # also where the caller stops here: it has this epoch
+        except GeneratorExit:  # the caller stops here: it has this epoch
             if checkpoints is not None:
-                (checkpoints.save if stopped else checkpoints.start)(progress.epoch, run.state())
+                checkpoints.save(progress.epoch, run.state())
+            raise
+        if checkpoints is not None:
+            checkpoints.start(progress.epoch, run.state())
     if training.select == "best" and progress.best_epoch != progress.epoch:
         seed = derived_seed(config.seed, "selected")
         with known_failures(model), random_state(seed, device), _arithmetic(training, device):

@@ -263,9 +263,12 @@ class Driver:
             self._feed.settled(trial_id)
 
     def _ended(self, trial_id: int) -> None:
-        """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files."""
+        """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files.
+
+        Those of a later claim do: the trial may be retried by the time that a driver which stood still gets here.
+        """
         try:
-            remove_checkpoints(self._kept, trial_id)
+            remove_checkpoints(self._kept, trial_id, self._lease.fence)
         except Exception as error:  # what a store's library raises is no fault of the database, which the caller minds
             logger.warning("the checkpoints of trial %d stay: %s", trial_id, error)
 

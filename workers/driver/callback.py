@@ -37,6 +37,9 @@ _NODE_DIED = re.compile(
 )
 """What Ray says where the process died with all around it, or cannot be reached: a raylet's death shows so at first."""
 
+_KILLED = "killed by `ray.kill`"
+"""What Ray says of a process that was killed from here for an earlier trial, whose last word was under way."""
+
 _MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
 """What Ray says where its memory monitor ended the process, before the kernel would end any."""
 _SHORT_OF_MEMORY = (
@@ -75,6 +78,10 @@ class TuneCallback(tune.Callback):
     ) -> None:
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
+        if result["done"] and not self._watchdog.ended(trial_id):
+            # What it was killed for is recorded: a trial that waits again keeps its checkpoints.
+            logger.warning("trial %d was killed just before it %s", trial_id, _end(report))
+            return
         if isinstance(report, ResultReport) and self._stored is not None:
             self._stored.begin(trial_id, report)  # it asks a server, and records the end
         elif isinstance(report, ResourceReport):
@@ -88,7 +95,6 @@ class TuneCallback(tune.Callback):
             self._recorder.reported(trial_id, report)
         if result["done"]:
             logger.info("trial %d %s", trial_id, _end(report))
-            self._watchdog.ended(trial_id)
             if isinstance(report, EpochReport):
                 self._recorder.stopped_early(trial_id)
         else:
@@ -104,7 +110,7 @@ class TuneCallback(tune.Callback):
                 # Charged, as the kernel's killing is: it may be the one that needs too much, and would be killed for
                 # ever. Ten such ends in a row without getting on are many for one that merely was there.
                 reason = _SHORT_OF_MEMORY + reason
-            blameless = NOT_TAKEN in reason or _NODE_DIED.search(reason)
+            blameless = NOT_TAKEN in reason or _KILLED in reason or _NODE_DIED.search(reason)
             self._recorder.died(trial_id, reason, charged=not blameless)
 
 

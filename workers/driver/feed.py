@@ -187,7 +187,7 @@ class Feed(Searcher):
         try:
             with self._settling:
                 taken = self._taken | set(self._at_work.values())  # of which Tune may not know yet that it died
-            job = self._next_job(taken) or self._new_job(trial_id)
+            job = self._unsure_job(trial_id) or self._next_job(taken) or self._new_job(trial_id)
         except LeaseLostError:
             self.stop()  # the keeper of the lease ends the driver
             return None
@@ -197,6 +197,10 @@ class Feed(Searcher):
             return None
         self._empty = job is None
         return job
+
+    def _unsure_job(self, trial_id: str) -> Job | None:
+        """A trial that may be stored already, though that was not heard: only a search has any."""
+        return None
 
     def _new_job(self, trial_id: str) -> Job | None:
         """A trial that did not exist before: only a search has any."""

@@ -105,11 +105,12 @@ class Recorder:
                 lost = partial(_lose, trial_id=trial_id, reason=message, charged=False, began=began)
                 self._put(trial_id, lost, settles=True)
             case StartedReport():
-                self._put(trial_id, lambda held: held.place_trial(trial_id, report.place, report.environment))
+                place, environment = report.place, report.environment
+                self._put(trial_id, lambda held: held.place_trial(trial_id, place, environment, began=began))
             case ResourceReport(series):
-                self._put(trial_id, lambda held: held.record_resources(trial_id, series))
+                self._put(trial_id, lambda held: held.record_resources(trial_id, series, began=began))
             case StageReport(further=True):
-                self._put(trial_id, lambda held: held.progress(trial_id))
+                self._put(trial_id, lambda held: held.progress(trial_id, began=began))
             case StageReport():
                 pass  # an earlier attempt was there, and died
 

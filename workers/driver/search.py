@@ -111,6 +111,10 @@ class SearchTrials(Feed):
         except ValueError as error:
             logger.warning("the search does without an earlier point: %s", error)
 
+    def _unsure_job(self, trial_id: str) -> Job | None:
+        """The point whose storing failed, before all else: were it stored, its trial would be handed out twice."""
+        return None if self._waiting is None else self._new_job(trial_id)
+
     def _new_job(self, trial_id: str) -> Job | None:
         """Stores the next point that is new; None where there is none."""
         if self.exhausted:

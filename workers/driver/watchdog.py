@@ -99,11 +99,13 @@ class Watchdog:
             return {"reported": round(now - attempt.began, 1), "longest_pause": round(longest, 1)}
 
     def ended(self, trial_id: int) -> bool:
-        """The attempt is over; whether it ended by itself and was not killed from here."""
+        """The attempt is over; whether it ended by itself and was not killed from here. To be asked once of each."""
         with self._lock:
             if self._running.pop(trial_id, None) is not None:
                 self._choose()  # another may go on in its place
-            return trial_id not in self._killed
+            killed = trial_id in self._killed
+            self._killed.discard(trial_id)
+            return not killed
 
     def kill(self, trial_id: int) -> None:
         """Kills the process at work on the trial, if there is one."""

@@ -250,7 +250,12 @@ def _told(
         for item in items:
             if isinstance(item, EpochMetrics):
                 _require_finite(item, f"epoch {item.epoch}")
-                journal.append(item)
+                try:
+                    journal.append(item)
+                except Exception as error:
+                    if isinstance(items, Generator):
+                        items.throw(error)  # not closed: of an epoch that nobody will tell no checkpoint may be left
+                    raise
                 points.append(item)
                 _log_epoch(item)
                 if time.monotonic() - reported_at >= pause:

@@ -76,11 +76,11 @@ class Upkeep:
         """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
         since = now() - _SWEPT_FOR if self._swept else None
         with self._database.read() as session:
-            trial_ids = driver_reads.cancelled_trials(session, since)
+            cancelled = driver_reads.cancelled_trials(session, since)
         try:
             kept = open_kept(self._settings.data_dir, self._settings.storage)
-            for trial_id in trial_ids:
-                remove_checkpoints(kept, trial_id)
+            for trial_id, fence in cancelled:  # of which some may be retried, and at work again, before their turn
+                remove_checkpoints(kept, trial_id, fence)
         except OSError as error:
             logger.warning("checkpoints of cancelled trials stay for now: %s", error)
         else:

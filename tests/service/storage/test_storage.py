@@ -237,6 +237,89 @@ class TestAttempts:
         remove_checkpoints(store, 8)
         assert store.files("trials") == {"7/1/model": 1}
 
+    def test_checkpoints_of_later_claims_stay(self, store: Store) -> None:
+        """Who removes them may be left over, and the trial be retried: what it writes by now is not his."""
+        for name in ("8", "9.2", "10", "11.1", "11.ab.partial"):
+            put(store, f"trials/7/{name}/checkpoints/1", b"1")
+        remove_checkpoints(store, 7, fence=10)
+        assert store.files("trials/7") == {"11.1/checkpoints/1": 1, "11.ab.partial/checkpoints/1": 1}
+
+    def test_one_left_over_that_moves_its_folder_on_meanwhile(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its copy is whole by now, and it removes what it copied, of which a later one has but a part."""
+        put(store, f"{begin(store, 7, Attempt(1))}/checkpoints/1", b"1")
+        put(store, "trials/7/1/checkpoints/2", b"1")
+        owner, name = (shutil, "copy2") if isinstance(store, Folder) else (Objects, "_copy_file")
+        copy = getattr(owner, name)
+
+        def awake(*arguments: str) -> None:
+            monkeypatch.setattr(owner, name, copy)
+            copy(*arguments)
+            begin(store, 7, Attempt(3))
+
+        monkeypatch.setattr(owner, name, awake)
+        path = begin(store, 7, Attempt(5))
+        assert sorted(store.files(path)) == ["checkpoints/1", "checkpoints/2"]
+        assert attempts(store, 7) == [Attempt(5)]
+
+    def test_checkpoints_that_are_removed_while_they_are_copied(self, tmp_path: Path) -> None:
+        """By a worker that is left over: what else there is is enough."""
+        store = Folder(tmp_path / "store")
+        first = begin(store, 7, Attempt(1))
+        put(store, f"{first}/epochs.jsonl", b"1")
+        put(store, f"{first}/checkpoints/1", b"1")
+        copy = shutil.copystat
+
+        def awake(source: str, target: str, *, follow_symlinks: bool = True) -> None:
+            remove_checkpoints(store, 7, fence=1)
+            copy(source, target, follow_symlinks=follow_symlinks)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(shutil, "copystat", awake)
+            second = begin(store, 7, Attempt(2))
+        assert store.files(second)["epochs.jsonl"] == 1
+
+    def test_of_objects_that_an_owner_deletes_later_ones_are_copied(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """He still lives, and has written two more checkpoints before the first of the old ones was copied."""
+        store, copy = objects(tmp_path / "store"), Objects._copy_file
+        first = begin(store, 7, Attempt(1))
+        for number in (1, 2):
+            put(store, f"{first}/checkpoints/{number}", b"1")
+
+        def meanwhile(self: Objects, source: str, target: str) -> None:
+            monkeypatch.setattr(Objects, "_copy_file", copy)
+            for number in (3, 4):
+                put(store, f"{first}/checkpoints/{number}", b"1")
+                store.remove(f"{first}/checkpoints/{number - 2}")
+            copy(self, source, target)
+
+        monkeypatch.setattr(Objects, "_copy_file", meanwhile)
+        assert sorted(store.files(begin(store, 7, Attempt(2)))) == ["checkpoints/3", "checkpoints/4"]
+
+    def test_a_copy_is_on_the_disk_before_what_was_copied_goes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a machine that loses its power has neither."""
+        store, synced, rename = Folder(tmp_path / "store"), set[int](), Path.rename
+        first = begin(store, 7, Attempt(1))
+        for name in ("checkpoints/1", "checkpoints/2", "epochs.jsonl"):
+            put(store, f"{first}/{name}", b"1")
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+
+        def renamed(self: Path, target: Path) -> Path:
+            parts = [self, *self.rglob("*")]
+            assert len(parts) == 5
+            assert {part.stat().st_ino for part in parts} <= synced
+            synced.clear()
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", renamed)
+        begin(store, 7, Attempt(2))
+        assert (tmp_path / "store/trials/7").stat().st_ino in synced
+
     def test_the_newest_log_is_first(self, store: Store) -> None:
         for name in ("9", "10", "9.1"):
             put(store, f"trials/7/{name}/trial.log", name.encode())

@@ -140,6 +140,26 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, suffi
     assert Checkpoints(tmp_path, IDENTITY).latest() is None
 
 
+def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk or a mount fails for a moment: whole checkpoints stay, and nothing is begun anew."""
+    checkpoints, read, away = Checkpoints(tmp_path, IDENTITY), Path.read_bytes, {1, 2}
+    for number in (1, 2):
+        checkpoints.save(number, state(number))
+
+    def failing(path: Path) -> bytes:
+        if path.suffix == ".safetensors" and int(path.stem) in away:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.latest()
+    away.remove(1)
+    assert_same(checkpoints.latest(), state(1))
+    away.clear()
+    assert_same(checkpoints.latest(), state(2))
+
+
 many = pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.deep)])
 
 

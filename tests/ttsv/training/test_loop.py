@@ -707,6 +707,16 @@ def test_a_disk_that_fails_ends_the_training_before_the_next_epoch_is_handed_ove
         next(training)
 
 
+def test_an_epoch_that_the_caller_could_not_take_is_not_saved(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, {})
+    training = fit(network(), dataset(), trial(epochs=3), Unconstrained(), device=CPU, checkpoints=checkpoints)
+    assert [next(training).epoch, next(training).epoch] == [1, 2]
+    with pytest.raises(OSError, match="no space"):
+        training.throw(OSError("no space"))
+    training.close()
+    assert [path.name for path in tmp_path.glob("*.json")] == ["000001.json"]
+
+
 # --- what is trained on, and what is evaluated ---
 
 

@@ -104,6 +104,7 @@ NODE_DIED = [
     "The actor 4f7b is unavailable: rpc error 14. The task may or may not have been executed on the actor.",
     "The task's local raylet died. Check raylet.out for more information.",
     "Could not create the actor because its associated placement group was removed.",
+    "The actor is dead because it was killed by `ray.kill`.",
 ]
 """What the installed Ray says where a node, its raylet or the way to it is gone."""
 REFUSED = (
@@ -170,9 +171,24 @@ def test_what_was_killed_on_purpose_did_not_die() -> None:
     recorder.died.assert_not_called()
 
 
+@pytest.mark.parametrize(
+    "last", [ResultReport(made_result(), []), FailureReport("oom", ""), EpochReport([made_epoch(1)])]
+)
+def test_the_last_word_of_what_was_killed_comes_too_late(last: Report) -> None:
+    """It was under way: the trial waits again, and goes on from the checkpoints that an end would remove."""
+    recorder, watchdog, stored = MagicMock(), MagicMock(), MagicMock()
+    watchdog.ended.return_value = False
+    callback = TuneCallback(recorder, watchdog, Path(), stored)
+    callback.on_trial_result(0, [], tunes_trial(), {"report": last, "done": True})
+    callback._stored = None
+    callback.on_trial_result(0, [], tunes_trial(), {"report": last, "done": True})
+    assert recorder.mock_calls == stored.mock_calls == []
+
+
 def test_every_word_but_the_last_is_heard() -> None:
     """Stored first: a trial that gives way upon it keeps what it said."""
     both = MagicMock()
+    both.watchdog.ended.return_value = True
     callback, trial = TuneCallback(both.recorder, both.watchdog, Path()), tunes_trial()
     callback.on_trial_start(0, [], trial)
     assert both.mock_calls == [
@@ -187,12 +203,12 @@ def test_every_word_but_the_last_is_heard() -> None:
     for last in (ResultReport(made_result(), []), FailureReport("oom", "too large")):
         both.reset_mock()
         callback.on_trial_result(0, [], trial, {"report": last, "done": True})
-        assert both.mock_calls == [call.recorder.reported(7, last), call.watchdog.ended(7)]
+        assert both.mock_calls == [call.watchdog.ended(7), call.recorder.reported(7, last)]
     both.reset_mock()
     callback.on_trial_result(0, [], trial, {"report": epoch, "done": True})
     assert both.mock_calls == [
-        call.recorder.reported(7, epoch),
         call.watchdog.ended(7),
+        call.recorder.reported(7, epoch),
         call.recorder.stopped_early(7),
     ]
 

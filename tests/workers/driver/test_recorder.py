@@ -8,7 +8,9 @@ import operator
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -20,15 +22,20 @@ from service.experiments import actions
 from service.queue import attempts, driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import MAX_DEATHS, HeldExperiment
+from service.storage import Folder
 from tests.results import made_epoch, made_result
-from ttsv.results import StageProgress
+from ttsv.results import CHECKPOINTS, StageProgress
+from workers.driver.__main__ import Driver
+from workers.driver.callback import TuneCallback
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
+from workers.driver.watchdog import Verdict, Watchdog
 from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
     FailureReport,
     HinderedReport,
+    Job,
     ResourceReport,
     ResultReport,
     StageReport,
@@ -39,6 +46,7 @@ pytestmark = pytest.mark.here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from sqlalchemy.orm import Session
 
@@ -134,6 +142,34 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert recorder.flush(5)
     assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
     assert ended == [second, third]
+
+
+def test_who_gave_way_keeps_its_checkpoints_whatever_it_still_says(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result was under way when its process was killed: stored it cannot be any more."""
+    killed, ended = list[object](), list[int]()
+    monkeypatch.setattr("workers.driver.watchdog.ray.kill", killed.append)
+    bench = Bench(lab)
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
+    recorder.open()
+    first = bench.trials()[0].id
+    watchdog = Watchdog(None, None, lambda trial_id, _verdict, _seconds: recorder.gave_way(trial_id))
+    callback, trial = TuneCallback(recorder, watchdog, lab.data_dir), cast("Any", MagicMock())
+    trial.config = {"job": asdict(Job(first, bench.lease.fence, 0, {}))}
+    callback.on_trial_start(0, [], trial)
+    watchdog._end(first, Verdict.YIELD, 0.0)
+    callback.on_trial_result(0, [], trial, {"report": ResultReport(made_result(), []), "done": True})
+    assert recorder.flush(5)
+    assert (bench.trials()[0].state, len(killed), ended) == ("queued", 1, [])
+
+
+def test_a_driver_left_over_leaves_the_checkpoints_of_later_claims(tmp_path: Path) -> None:
+    """It stood still between a failure's COMMIT and their removal, and the trial was retried meanwhile."""
+    driver, checkpoints = Driver.__new__(Driver), [tmp_path / "trials/7" / name / CHECKPOINTS for name in ("3.1", "5")]
+    driver._kept, driver._lease = Folder(tmp_path), Lease(1, 3)
+    for folder in checkpoints:
+        folder.mkdir(parents=True)
+    driver._ended(7)
+    assert [folder.exists() for folder in checkpoints] == [False, True]
 
 
 def test_what_ended_under_a_driver_that_died_is_known_to_the_next(lab: Lab) -> None:
@@ -428,6 +464,28 @@ def test_what_is_written_twice_counts_once(lab: Lab) -> None:
             recorder._events.clear()
         once, twice = (trial for trial in lab.trials(experiment_id) if trial.id in pair)
         assert became(once) == became(twice), story
+
+
+def test_of_what_is_written_twice_nothing_is_taken_for_the_next_attempts(lab: Lab) -> None:
+    """What the first used and where it ran stays with it, and that it got on does not forgive the next one's death."""
+    experiment_id = lab.post([0])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    recorder = Recorder(lab.database, lease, lambda: None)  # whose thread never begins: batches are stored by hand
+    (trial,) = lab.trials(experiment_id)
+    recorder.started(trial.id)
+    recorder.reported(trial.id, StartedReport("node-1", []))
+    recorder.reported(trial.id, ResourceReport(used(1.0)))
+    recorder.reported(trial.id, stage())
+    recorder.died(trial.id, "killed")
+    recorder.started(trial.id)
+    for _ in range(2):
+        recorder._store(recorder._events)
+    (trial,) = lab.trials(experiment_id)
+    assert (trial.node, trial.deaths) == (None, 1)
+    with lab.database.read() as session:
+        listed = attempts.listed(session, trial.id, resources=True)
+    assert [(one.place, one.resources) for one in listed] == [("node-1", used(1.0))]
 
 
 def is_gone() -> OperationalError:

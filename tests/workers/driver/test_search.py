@@ -36,13 +36,18 @@ class Rows:
     def __init__(self) -> None:
         self.tried: list[Tried] = []
         self.errors: list[Exception] = []
+        self.lost_replies: list[Exception] = []
         self.over: list[bool] = []
 
     def add(self, planned: PlannedTrial, point: FieldValues) -> Job:
         if self.errors:
             raise self.errors.pop(0)
-        trial_id = len(self.tried) + 1
-        self.tried.append(Tried(trial_id, planned.fingerprint, TrialState.QUEUED, point, None))
+        known = [tried.trial_id for tried in self.tried if tried.fingerprint == planned.fingerprint]
+        trial_id = known[0] if known else len(self.tried) + 1
+        if not known:
+            self.tried.append(Tried(trial_id, planned.fingerprint, TrialState.QUEUED, point, None))
+        if self.lost_replies:
+            raise self.lost_replies.pop(0)
         return Job(trial_id, 1, 0, planned.config.to_dict())
 
     def next_job(self, taken: Collection[int]) -> Job | None:
@@ -162,6 +167,19 @@ class TestSearch:
         assert trials.suggest("one") is None
         assert trials.suggest("one")["job"]["trial_id"] == 1
         assert len(rows.tried) == 1
+
+    def test_a_point_that_was_stored_unheard_is_tried_once(self, algorithm: str) -> None:
+        """The reply to its COMMIT was lost: its trial waits in the database, and the point here."""
+        rows = Rows()
+        rows.lost_replies = [OperationalError("COMMIT", {}, ConnectionError("away"))]
+        trials = rows.search(search_of(algorithm, 3))
+        assert trials.suggest("a") is None
+        assert len(rows.tried) == 1
+        handed = [trials.suggest(name)["job"]["trial_id"] for name in "abc"]
+        assert handed == [1, 2, 3], "no two processes at work on one trial: they would share its folder"
+        assert trials.suggest("d") is None
+        assert trials.exhausted
+        assert len(rows.tried) == 3
 
     def test_ends_with_its_lease_and_when_it_is_told(self, algorithm: str) -> None:
         rows = Rows()

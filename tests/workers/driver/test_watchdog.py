@@ -154,6 +154,15 @@ def test_a_new_attempt_is_measured_anew(killer: Killer) -> None:
     assert watchdog.ended(1)  # this one ended by itself
 
 
+def test_a_process_that_dies_before_it_begins_was_not_killed_for_the_attempt_before(killer: Killer) -> None:
+    """Else nobody would be told, and whatever waits would wait for ever until this trial is tried again."""
+    watchdog = killer.watchdog()
+    watchdog.began(1, "first")
+    watchdog.kill(1)
+    assert not watchdog.ended(1)
+    assert watchdog.ended(1)  # of the second: its node died while it started
+
+
 class TestGivingWay:
     def test_the_newest_after_its_next_word(self, killer: Killer) -> None:
         watchdog = killer.watchdog()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import shutil
@@ -16,9 +17,11 @@ import pytest
 
 from tests.workers.trial_process.test_trainable import config, good
 from ttsv.config.trial import TrialConfig
+from ttsv.results import EpochMetrics
 from ttsv.trial import run_trial
-from workers.trial_process.messages import HinderedReport, Report, ResultReport
+from workers.trial_process.messages import EpochReport, HinderedReport, Report, ResultReport
 from workers.trial_process.trainable import TrialTrainable
+from workers.trial_process.trial_folder import Journal
 
 DISK_MIB = 16
 TRIAL = TrialConfig.from_dict(
@@ -122,3 +125,31 @@ def test_full_from_some_moment_on(trainable: TrialTrainable, disk: Path, points:
             content = (disk / file["path"]).read_bytes()
             assert (len(content), hashlib.sha256(content).hexdigest()) == (file["size"], file["sha256"])
         shutil.rmtree(disk / "trials" / "3")
+
+
+def test_an_epoch_that_the_journal_does_not_take_is_trained_again(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full for a moment, and had room for a checkpoint right after: the epoch would be told by nobody."""
+    append = Journal.append
+
+    def fails_once(self: Journal, point: EpochMetrics) -> None:
+        if point.epoch == 2:
+            monkeypatch.setattr(Journal, "append", append)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, point)
+
+    monkeypatch.setattr(Journal, "append", fails_once)
+    told = list[int]()
+    for attempt in (0, 1):
+        stored = max(told, default=0)
+        trainable.reset_config(
+            config(tmp_path, run_trial, config=TRIAL, trial_id=1, attempt=attempt, stored_epochs=stored)
+        )
+        step = trainable.step()
+        while not step["done"]:
+            if isinstance(step["report"], EpochReport):
+                told += [point.epoch for point in step["report"].points]
+            step = trainable.step()
+        assert isinstance(step["report"], ResultReport if attempt else HinderedReport)
+    assert told == [1, 2, 3]

@@ -32,6 +32,7 @@ from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings
+from service.storage import remove_checkpoints
 from tests.held import under
 from ttsv.results import CHECKPOINTS
 from workers.node import processes
@@ -738,3 +739,23 @@ def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab) -> None:
     lab.database.write(lambda session: actions.cancel(session, later))
     upkeep.sweep()
     assert not folders[later].exists()
+
+
+def test_a_trial_that_is_retried_meanwhile_keeps_its_checkpoints(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To remove those of thousands of cancelled trials takes minutes: one of the last may be at work again by then."""
+    experiment_id = lab.post([0])
+    (trial,) = lab.trials(experiment_id)
+    lab.database.write(lambda session: actions.cancel(session, experiment_id))
+    folders = [lab.data_dir / "trials" / str(trial.id) / "1" / CHECKPOINTS]
+    folders[0].mkdir(parents=True)
+
+    def slow(*arguments: Any) -> None:
+        retried = (TrialState.CANCELLED,)
+        lab.database.write(lambda session: actions.retry(session, experiment_id, retried))
+        folders.append(lab.data_dir / "trials" / str(trial.id) / str(_claim(lab, "next", None).fence) / CHECKPOINTS)
+        folders[1].mkdir(parents=True)
+        remove_checkpoints(*arguments)
+
+    monkeypatch.setattr("workers.worker.upkeep.remove_checkpoints", slow)
+    Upkeep(Settings(data_dir=lab.data_dir), lab.database).sweep()
+    assert [folder.exists() for folder in folders] == [False, True]
