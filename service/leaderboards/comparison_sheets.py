@@ -8,7 +8,7 @@ from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import Unit, Value, read, unit_of
 from service.leaderboards.sides import Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
-from service.leaderboards.text_tables import Cell, Sheet, column_texts, in_words, value_text
+from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
 
 LETTERS = ascii_uppercase
 """By which the sides are called, in their order."""
@@ -53,9 +53,7 @@ def warnings(found: Comparison) -> list[str]:
     """In words: what was measured unequally, and which results do not count."""
     said = []
     for one in found.unequal:
-        fields = "; ".join(
-            f"{each.field} {_value(each.here)} against {_value(each.there)}" for each in one.fields[:_MOST_SAID]
-        )
+        fields = "; ".join(f"{each.field} {' against '.join(each.said)}" for each in one.fields[:_MOST_SAID])
         more = f" and {len(one.fields) - _MOST_SAID} more" if len(one.fields) > _MOST_SAID else ""
         said.append(
             f"{LETTERS[one.side]} was not measured as {LETTERS[one.other]} was "
@@ -77,10 +75,6 @@ def _metrics(found: Comparison, one: Unequal) -> str:
     if len(has) > 1 and has <= set(one.metrics):
         return "in all metrics"
     return ", ".join(Metric(name).reading.heading for name in one.metrics)
-
-
-def _value(value: object) -> str:
-    return "none" if value is None else in_words(value)
 
 
 def field_texts(one: DifferingField) -> list[str]:

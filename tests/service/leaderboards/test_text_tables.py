@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from pathlib import Path
 
@@ -230,6 +231,13 @@ class TestDigits:
         assert in_words({"split": "test", "images": None, "sizes": [1, 2]}) == "split test, images none, sizes [1, 2]"
         said = str(Difference("attacks", {"pgd": {"eps": 0.03}}, None))
         assert said == "attacks: pgd (eps 0.03) here, none there"
+
+    def test_two_values_that_differ_are_said_otherwise(self) -> None:
+        exact, rounded = 8 / 255, 0.0313725
+        assert str(Difference("eps", exact, rounded)) == "eps: 0.03137255 here, 0.0313725 there"
+        assert str(Difference("pgd", {"eps": exact}, None)) == "pgd: eps 0.0313725 here, none there"
+        following = math.nextafter(exact, 1)
+        assert len(set(Difference("pgd", {"eps": exact}, {"eps": following}).said)) == 2
 
     def test_what_is_shared_stands_above(self) -> None:
         found = Sheet("t", ["a"], [True], [[1]], [], "All rows: x_y 1.")
