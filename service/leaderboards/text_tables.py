@@ -121,6 +121,11 @@ def value_text(value: Any) -> str:
     return text
 
 
+def exact_text(value: Any) -> str:
+    """One value of a configuration with all of its digits, as a name that no other value has."""
+    return _shortest(float(value)) if type(value) in (int, float) else value_text(value)
+
+
 def _decimals(value: float) -> int:
     exponent = Decimal(repr(value)).normalize().as_tuple().exponent
     return max(0, -exponent) if isinstance(exponent, int) else 0
