@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
-from service.leaderboards import cell_scores, materialized
+from service.leaderboards import cell_scores, materialized, source
 from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
@@ -635,7 +635,9 @@ class TestQuestions:
         assert "Each row is the best cell of a value of model: vgg11 (of 2), small-cnn (of 1)." in notes
 
     @MODES
-    @pytest.mark.parametrize("few", [0, 1000], ids=["walked", "read at once"])
+    @pytest.mark.parametrize(
+        ("few", "every"), [(0, 0), (1000, 0), (1000, 1000)], ids=["walked", "read at once", "compared with all"]
+    )
     @pytest.mark.parametrize(
         ("asked", "where"),
         [
@@ -656,9 +658,11 @@ class TestQuestions:
         asked: dict[str, Any],
         where: list[str],
         few: int,
+        every: int,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(materialized, "_FEW", few)
+        monkeypatch.setattr(source, "ALL", every)
         rng = random.Random(5)
         runs = []
         for cell in range(24):
@@ -678,6 +682,30 @@ class TestQuestions:
             board = only_board(ask(session, filters=filters, columns=metrics, limit=5, after=board.next, **asked))
             rows += board.rows
         assert len(rows) == whole.total
+        assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}
+
+    @MODES
+    @pytest.mark.parametrize("asked", [{}, {"sort": "rank"}, {"group_by": "rank"}])
+    def test_bold_is_of_the_board_where_errors_differ(
+        self, rank: Rank, session: Session, tag: str | None, asked: dict[str, Any]
+    ) -> None:
+        """Neither the ten that lead nor the last two tell from which row on they are beaten."""
+        spreads = [0.25] * 12 + [1 / 1024] + [0.0] * 6 + [0.25] * 2
+        runs = [
+            Run(cell, seed, accuracy=(40 - cell) / 64 + spread * (seed - 1))
+            for cell, spread in enumerate(spreads)
+            for seed in range(3)
+        ]
+        rank(runs)
+        filters = Filters(tag=tag, protocol="a")
+        whole = only_board(ask(session, filters=filters, **asked))
+        expected = {f"cell {cell}" for cell in (*range(13), 19, 20)}
+        assert {row.cell for row in whole.rows if "accuracy" in row.best} == expected
+        board = only_board(ask(session, filters=filters, limit=4, **asked))
+        rows = [*board.rows]
+        while board.next is not None:
+            board = only_board(ask(session, filters=filters, limit=4, after=board.next, **asked))
+            rows += board.rows
         assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}
 
     @MODES

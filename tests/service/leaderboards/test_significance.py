@@ -63,7 +63,10 @@ class TestUnbeaten:
             for index, one in enumerate(rows)
             if not any(other.mean > one.mean and chance(one, other) < LEVEL for other in rows)
         ]
-        assert unbeaten(rows, Metric.ACCURACY) == (found if len(found) < len(rows) else [])
+        expected = found if len(found) < len(rows) else []
+        assert unbeaten(rows, Metric.ACCURACY) == expected
+        for judged in range(len(rows) + 1):
+            assert unbeaten(rows, Metric.ACCURACY, judged) == [index for index in expected if index < judged]
 
     def test_nothing_where_all_are_alike(self) -> None:
         assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
