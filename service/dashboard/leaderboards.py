@@ -20,9 +20,9 @@ from service.leaderboards.boards import Board, Position
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
-from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.metrics import HEADLINE, Metric, unit_of
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
-from service.leaderboards.sheets import board_sheets, configurations_said, holes_listed, holes_said, unit_of
+from service.leaderboards.sheets import board_sheets, configurations_said, holes_listed, holes_said
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
-from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import Unit, Value, read, unit_of
+from service.leaderboards.metrics import Metric, Unit, unit_of
+from service.leaderboards.sheets import Value, read
 from service.leaderboards.sides import Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
 from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text

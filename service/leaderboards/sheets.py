@@ -1,8 +1,8 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from service.leaderboards.boards import (
     Board,
@@ -14,7 +14,7 @@ from service.leaderboards.boards import (
     counted_said,
     missing_said,
 )
-from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.metrics import HEADLINE, Metric, Unit, unit_of
 from service.leaderboards.significance import SAID
 from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, exact_text, value_text
 from service.specs.columns import Columns, in_order, short_name, value_of
@@ -26,27 +26,6 @@ FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
 
 Value = str | int | float | bool | None
 """What a CSV file has in a place."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """In what a column, or a row, has a metric: its title, what a value is multiplied by, and decimals."""
-
-    title: str
-    factor: float
-    decimals: int
-
-
-_SMALL = 100_000
-"""Below it a count is no part of a million that tables show: small networks have parameters, too."""
-
-
-def unit_of(metric: Metric, means: Iterable[float | None]) -> Unit:
-    """How people read a metric beside such values: counts of small networks are not counted in millions."""
-    reading = metric.reading
-    if reading.unit == "millions" and all(abs(mean) < _SMALL for mean in means if mean is not None):
-        return Unit(reading.heading, 1.0, 0)
-    return Unit(reading.title, reading.factor, reading.decimals)
 
 
 def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Sequence[Metric] = ()) -> list[Sheet]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
-from service.leaderboards.metrics import Measure, Metric
+from service.leaderboards.metrics import Measure, Metric, unit_of
 
 LEVEL = 0.05
 """Two-sided: with so probable a difference by chance two means are not told apart."""
@@ -28,7 +28,8 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     if any(one.std is None for one in known if one.mean == best):
         return []
     sign = 1 if metric.more_is_better else -1
-    form, factor = f".{metric.reading.decimals}f", sign * metric.reading.factor
+    unit = unit_of(metric, [one.mean for one in known])
+    form, factor = f".{unit.decimals}f", sign * unit.factor
 
     @cache
     def printed(mean: float) -> str:

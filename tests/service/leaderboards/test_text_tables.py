@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.leaderboards.comparison_sheets import field_texts
-from service.leaderboards.metrics import Metric
+from service.leaderboards.metrics import Metric, unit_of
 from service.leaderboards.protocols import Difference
-from service.leaderboards.sheets import read, unit_of
+from service.leaderboards.sheets import read
 from service.leaderboards.sides import DifferingField
 from service.leaderboards.text_tables import (
     Cell,
