@@ -354,18 +354,18 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
     if not rows:
         return {"mean": None, "std": None, "seeds": 0, "trials": lacking, "cells": 0, "missing": dict(missing)}
     if len(rows) == 1 and not missing:  # as in most places of a large matrix
-        seeds, trials, (_, mean, std, _) = rows[0]
+        _, trials, (seeds, mean, std, _) = rows[0]
         return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": 1, "missing": {}}
     measured = [one for _, _, one in rows]
     count = sum([one[0] for one in measured])
     mean = math.fsum([some * one for some, one, _, _ in measured]) / count
     squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for some, one, std, _ in measured]
     std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
-    seeds, trials = sum([row[0] for row in rows]), sum([row[1] for row in rows]) + lacking
+    trials = sum([row[1] for row in rows]) + lacking
     return {
         "mean": mean,
         "std": std,
-        "seeds": seeds,
+        "seeds": count,
         "trials": trials,
         "cells": len(rows),
         "missing": dict(missing),

@@ -219,8 +219,12 @@ def _notes(board: Board, paper: bool) -> list[str]:
 
 
 def _measured(row: Row, metric: Metric, unit: Unit) -> Cell:
+    """A row's number, and of how many seeds it is where its other results lack it."""
     spread: Spread | None = row.metrics.get(metric)
-    return None if spread is None else read(metric, spread["mean"], spread["std"], best=metric in row.best, unit=unit)
+    if spread is None:
+        return None
+    found = read(metric, spread["mean"], spread["std"], best=metric in row.best, unit=unit)
+    return found if spread["seeds"] == row.seeds else replace(found, of=f"{spread['seeds']} of {row.trials}")
 
 
 def _printed(row: Row, metric: Metric) -> Cell:

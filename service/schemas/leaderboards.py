@@ -107,7 +107,7 @@ class PivotCellOut(Out):
 
     mean: float | None = Field(description="Of the ranked metric, over the results that have it; null: there is none.")
     std: float | None = Field(description="Sample deviation over these results; null for one.")
-    seeds: int = Field(description="Valid results under this protocol, of all cells together.")
+    seeds: int = Field(description="Results of `mean`: valid ones under this protocol that have the metric.")
     trials: int = Field(
         description="Trials of all cells together, with a result or without; those in `missing` among them."
     )

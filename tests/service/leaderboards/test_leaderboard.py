@@ -28,6 +28,7 @@ from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.scatter import scatter_plot
 from service.leaderboards.sheets import board_sheets
+from service.leaderboards.text_tables import Measured
 from service.paper.reference import references
 from tests.examples import examples
 from ttsv.results import protocol_fingerprint
@@ -793,6 +794,20 @@ class TestQuestions:
         row = only_row(ask(session, "loss", filters=Filters(tag=tag), columns=(Metric.ECE, Metric.MCE)))
         assert list(row.metrics) == ["ece", "loss"]
         assert row.on_front is None  # nobody asked
+
+    @MODES
+    def test_a_number_that_some_seeds_lack_says_of_how_many_it_is(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        rank([Run(0, seed, robust=robust) for seed, robust in enumerate([0.5, 0.25, None])])
+        found = ask(session, "robust_accuracy", filters=Filters(tag=tag), pivot=("rank", "layer"))
+        board, matrix = board_sheets(found, "digits", Metric.ROBUST_ACCURACY)
+        of = {one.of: one.said for one in board.texts[0] if isinstance(one, Measured)}
+        assert of.pop("2 of 3") == "37.50 ± 17.68"
+        assert list(of) == [""]
+        place = matrix.texts[0][1]
+        assert isinstance(place, Measured)
+        assert (place.said, place.of) == ("37.50 ± 17.68", "2 of 3")
 
     @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:
