@@ -199,6 +199,8 @@ def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scat
         href = None
         if point.entry is not None:
             text = f"{next(named)}: {text}"
+            if point.entry.seeds < point.entry.trials:
+                text += f", {point.entry.seeds} of {point.entry.trials} seeds"
             href = "/trials?" + urlencode({"dataset": dataset, "cell": point.entry.cell})
         points.append((*scaled, text, href, point.on_front))
     return scatter(x.reading.title, y.reading.title, points)
