@@ -32,8 +32,8 @@ class Measured:
 
     @property
     def printed(self) -> tuple[str, str | None]:
-        """Both as printed."""
-        return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
+        """Both as printed; what rounds to zero has no sign."""
+        return f"{self.mean:z.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
 
     @property
     def said(self) -> str:

@@ -232,6 +232,10 @@ class TestDigits:
         said = str(Difference("attacks", {"pgd": {"eps": 0.03}}, None))
         assert said == "attacks: pgd (eps 0.03) here, none there"
 
+    def test_zero_has_no_sign(self) -> None:
+        """A difference that nobody sees is none that is worse."""
+        assert [Measured(mean, 0.1, 2).said for mean in (-1e-6, -0.0, -0.006)] == ["0.00 ± 0.10"] * 2 + ["-0.01 ± 0.10"]
+
     def test_two_values_that_differ_are_said_otherwise(self) -> None:
         exact, rounded = 8 / 255, 0.0313725
         assert str(Difference("eps", exact, rounded)) == "eps: 0.03137255 here, 0.0313725 there"
