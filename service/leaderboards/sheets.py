@@ -208,7 +208,7 @@ def _notes(board: Board, paper: bool) -> list[str]:
         notes.append("Rows that lack seeds (k of N) stand after complete ones.")
         notes.append("Missing: " + "; ".join(lacking) + ".")
     if board.unmeasured:
-        notes.append(f"{board.unmeasured} cells have results without this metric.")
+        notes.append(f"{_unmeasured(board)} this metric.")
     if board.apart:
         notes.append("Not ranked with the first table: " + "; ".join(map(str, board.apart)) + ".")
     if paper:
@@ -216,6 +216,11 @@ def _notes(board: Board, paper: bool) -> list[str]:
         notes.append("Paper: what it prints of the same configuration.")
         notes += [f"Paper: {note}." for note in said]
     return notes
+
+
+def _unmeasured(board: Board) -> str:
+    have = "cell has" if board.unmeasured == 1 else "cells have"
+    return f"{board.unmeasured} {have} results without"
 
 
 def _measured(row: Row, metric: Metric, unit: Unit) -> Cell:
@@ -315,7 +320,7 @@ def _not_ranked(found: Leaderboard, fields: Sequence[str]) -> list[dict[str, Val
             reason = f"{left} of the {board.total} rows of this protocol"
             records.append({"status": "not listed", "reason": reason, "protocol": board.protocol})
         if board.unmeasured:
-            reason = f"{board.unmeasured} cells have results without the ranked metric"
+            reason = f"{_unmeasured(board)} the ranked metric"
             records.append({"status": "unmeasured", "reason": reason, "protocol": board.protocol})
     records += [
         {

@@ -814,3 +814,9 @@ class TestQuestions:
         rank([Run(0, 0), Run(1, 0)])
         board = only_board(ask(session, "robust_accuracy", filters=Filters(tag=tag)))
         assert (board.rows, board.total, board.unmeasured) == ([], 0, 2)
+
+    @pytest.mark.parametrize(("cells", "said"), [([0], "1 cell has"), ([0, 1], "2 cells have")])
+    def test_how_many_cells_lack_the_metric_is_said(self, rank: Rank, cells: list[int], said: str) -> None:
+        found = rank([*(Run(cell, 0) for cell in cells), Run(2, 0, robust=0.5)], metric="robust_accuracy")
+        (sheet,) = board_sheets(found, "digits", Metric.ROBUST_ACCURACY)
+        assert f"{said} results without this metric." in sheet.notes
