@@ -68,7 +68,7 @@ class Sheet:
 
 _SIGNIFICANT = 6
 """Digits that are printed as they are. A number with more was drawn, not typed: of all such ones in a column so few are
-printed, `_FEWEST` at least, that none looks as another does."""
+printed, `_FEWEST` at least, that none looks as another does, and no fraction as a whole number: 0.9999999 is not 1."""
 _FEWEST = 3
 _MOST_SIGNIFICANT = 17
 """Digits that tell any two numbers apart."""
@@ -97,7 +97,8 @@ def _told_apart(values: Sequence[float]) -> list[float]:
     typed = [float(f"{value:.{_SIGNIFICANT}g}") == value for value in exact]
     for digits in range(_FEWEST, _SIGNIFICANT + 1):
         rounded = [value if kept else float(f"{value:.{digits}g}") for value, kept in zip(exact, typed, strict=True)]
-        if len(set(rounded)) == len(set(exact)):
+        whole = any(seen.is_integer() and not value.is_integer() for seen, value in zip(rounded, exact, strict=True))
+        if len(set(rounded)) == len(set(exact)) and not whole:
             return rounded
     return exact
 
