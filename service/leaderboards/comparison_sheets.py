@@ -33,7 +33,8 @@ def comparison_notes(found: Comparison) -> list[str]:
     if found.kind is Kind.TRIALS:
         notes.append(
             f"Differences to {letter}. Those of single trials have no error: how much seeds matter is not known. ± "
-            "behind a share is its binomial standard error over the test images; all sides were shown the same images, "
+            "behind a share is its binomial standard error over the test images; "
+            f"{'sides measured alike' if found.unequal else 'all sides'} were shown the same images, "
             "so that these errors are not independent."
         )
     else:

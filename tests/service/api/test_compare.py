@@ -374,7 +374,20 @@ def test_in_other_forms(api: TestClient, two_cells: Lease) -> None:
     assert "| lr | 0.1 | 0.2 |" in text
     assert "| accuracy (%) | 90.00 | 80.00 | -10.00 |" in text
     assert "single trials have no error" in text
+    assert "; all sides were shown the same images" in text
     assert "\\begin{tabular}" in api.get("/v1/compare?trials=1,4&format=latex").text
+
+
+def test_sides_of_unequal_protocols_are_not_said_to_see_the_same_images(
+    api: TestClient, submit: Callable[..., int], claim: Callable[..., Lease], measured: Callable[..., None]
+) -> None:
+    submit(seeds=2)
+    lease = claim()
+    measured(lease, 1, 0.5, {"dataset": "digits"})
+    measured(lease, 2, 0.75, {"dataset": "svhn"})
+    text = api.get("/v1/compare?trials=1,2&format=markdown").text
+    assert "all sides" not in text
+    assert "; sides measured alike were shown the same images" in text
 
 
 def test_a_side_without_the_metric_is_told_from_one_without_the_cell(
