@@ -40,7 +40,7 @@ from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
-_PLANE_COLUMNS = ("cell", "x", "x_error", "y", "y_error", "seeds", "front")
+_PLANE_COLUMNS = ("cell", "x", "x_error", "y", "y_error", "seeds", "trials", "front")
 Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
 ShownMetrics = Annotated[
     str | None,

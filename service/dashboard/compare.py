@@ -25,12 +25,13 @@ from service.leaderboards.comparison_sheets import (
     comparison_notes,
     difference,
     field_texts,
+    measures_of,
     shown,
     unit_among,
     warnings,
 )
-from service.leaderboards.metrics import Metric
-from service.leaderboards.sides import Comparison, Kind, Side, SideLayers
+from service.leaderboards.metrics import Metric, Unit
+from service.leaderboards.sides import CompareRow, Comparison, Kind, Side, SideLayers
 from service.leaderboards.text_tables import Cell, column_texts
 from service.specs.columns import validated_on
 
@@ -195,14 +196,20 @@ class _Measured:
     definition: str
 
 
+def _pairs(found: Comparison, row: CompareRow, metric: Metric, unit: Unit) -> list[_Pair]:
+    measures = measures_of(found, row, metric)
+    return [
+        (shown(metric, one, trials, found.kind, unit), difference(metric, one, unit))
+        for one, trials in zip(measures, row.trials, strict=True)
+    ]
+
+
 def _over_metrics(found: Comparison) -> list[tuple[_Measured | list[str], list[_Pair]]]:
     rows: list[tuple[_Measured | list[str], list[_Pair]]] = []
     for row in found.rows:  # one, or none where nobody has a trial yet
         for metric in found.metrics:
-            measures = row.metrics[metric.value]
-            unit = unit_among(metric, [measures])
-            pairs = [(shown(metric, one, found.kind, unit), difference(metric, one, unit)) for one in measures]
-            rows.append((_Measured(unit.title, metric.reading.definition), pairs))
+            unit = unit_among(metric, [row.metrics[metric.value]])
+            rows.append((_Measured(unit.title, metric.reading.definition), _pairs(found, row, metric, unit)))
     return rows
 
 
@@ -214,14 +221,8 @@ def _over_rows(found: Comparison, metric: Metric) -> list[tuple[_Measured | list
     unit = unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows])
     rows: list[tuple[_Measured | list[str], list[_Pair]]] = []
     for number, row in enumerate(found.rows):
-        measures = row.metrics.get(metric.value, [None] * len(found.sides))
-        pairs: list[_Pair] = []
-        for one, trials in zip(measures, row.trials, strict=True):
-            value = shown(metric, one, found.kind, unit)
-            pairs.append(
-                (value if one is not None or trials is None else f"0 of {trials}", difference(metric, one, unit))
-            )
-        rows.append(([NONE if column[number] == "-" else column[number] for column in columns], pairs))
+        texts = [NONE if column[number] == "-" else column[number] for column in columns]
+        rows.append((texts, _pairs(found, row, metric, unit)))
     return rows
 
 

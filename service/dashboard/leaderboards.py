@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, TypedDict
 from urllib.parse import quote, unquote, urlencode
 
@@ -20,16 +20,15 @@ from service.leaderboards.boards import Board, Position
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
-from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.metrics import HEADLINE, Metric, unit_of
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
-from service.leaderboards.sheets import board_sheets, configuration_said, hole_said, holes_said, unit_of
+from service.leaderboards.sheets import board_sheets, configurations_said, holes_listed, holes_said
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
 from service.schemas.trial_tables import Shown
-from service.specs.columns import Columns, cell_field, columns_of
+from service.specs.columns import cell_field, columns_of
 from service.specs.patterns import FINGERPRINT
-from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -144,7 +143,7 @@ def board(
         group_by=wanted.group_by,
         baseline=wanted.baseline,
         holes=holes_said(found),
-        said=[hole_said(found, hole) for hole in found.holes],
+        said=holes_listed(found),
         downloads=_downloads(question, columns, (x, y) if x is not y else ()),
         most_taken=MOST_TAKEN,
     )
@@ -190,22 +189,21 @@ def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scat
     if plot is None:
         return None
     points = []
-    shape = columns_of([point.entry.config for point in plot.points if point.entry is not None])
+    configs = [point.entry.config for point in plot.points if point.entry is not None]
+    # A cell's seed is that of one of its trials.
+    named = iter(configurations_said(columns_of(configs, hidden=("seed",)), configs))
     for point in plot.points:
         scaled = point.x * x.reading.factor, point.y * y.reading.factor
         told = zip((x, y), scaled, strict=True)
         text = ", ".join(f"{one.reading.title} {value:.{one.reading.decimals}f}" for one, value in told)
         href = None
         if point.entry is not None:
-            text = f"{_named(shape, point.entry.config)}: {text}"
+            text = f"{next(named)}: {text}"
+            if point.entry.seeds < point.entry.trials:
+                text += f", {point.entry.seeds} of {point.entry.trials} seeds"
             href = "/trials?" + urlencode({"dataset": dataset, "cell": point.entry.cell})
         points.append((*scaled, text, href, point.on_front))
     return scatter(x.reading.title, y.reading.title, points)
-
-
-def _named(shape: Columns, config: TrialFields) -> str:
-    """What a cell is among those that are named; its seed is that of one of its trials."""
-    return configuration_said(replace(shape, fields=[one for one in shape.fields if one.field != "seed"]), config)
 
 
 class _Read(TypedDict):

@@ -7,8 +7,7 @@ from typing import Any
 
 from service.database import now
 from service.leaderboards.boards import missing_said
-from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import unit_of
+from service.leaderboards.metrics import Metric, unit_of
 from service.leaderboards.text_tables import in_words
 from service.queue.attempts import Silence
 from service.specs.columns import flat

@@ -17,11 +17,13 @@ from pydantic_core import from_json, to_json  # several times as fast as the pac
 from sqlalchemy import (
     ARRAY,
     URL,
+    Column,
     ColumnElement,
     CompoundSelect,
     Connection,
     CursorResult,
     Engine,
+    Float,
     Select,
     Table,
     UpdateBase,
@@ -201,8 +203,20 @@ def insert_rows(
     """
     arrays = connection.dialect.name == "postgresql"
     statement = _insertion(entity, replace=replace, arrays=arrays)
-    columns = entity.__table__.columns.keys()
-    connection.execute(statement, {name: [row[name] for row in rows] for name in columns} if arrays else rows)
+    if arrays:
+        connection.execute(
+            statement, {column.name: _array(column, rows) for column in cast("Table", entity.__table__).columns}
+        )
+    else:
+        connection.execute(statement, rows)
+
+
+def _array(column: Column[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """A column's values: the driver takes no array of whole numbers and fractions, as ranks are both."""
+    values = [row[column.name] for row in rows]
+    if not isinstance(column.type, Float):
+        return values
+    return [value if value is None else float(value) for value in values]
 
 
 @lru_cache

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
-from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import Unit, Value, read, unit_of
-from service.leaderboards.sides import Comparison, DifferingField, Kind, SideMeasure, Unequal
+from service.leaderboards.metrics import Metric, Unit, unit_of
+from service.leaderboards.sheets import Value, read
+from service.leaderboards.sides import CompareRow, Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
-from service.leaderboards.text_tables import Cell, Sheet, column_texts, in_words, value_text
+from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
 
 LETTERS = ascii_uppercase
 """By which the sides are called, in their order."""
@@ -33,7 +33,8 @@ def comparison_notes(found: Comparison) -> list[str]:
     if found.kind is Kind.TRIALS:
         notes.append(
             f"Differences to {letter}. Those of single trials have no error: how much seeds matter is not known. ± "
-            "behind a share is its binomial standard error over the test images; all sides were shown the same images, "
+            "behind a share is its binomial standard error over the test images; "
+            f"{'sides measured alike' if found.unequal else 'all sides'} were shown the same images, "
             "so that these errors are not independent."
         )
     else:
@@ -53,9 +54,7 @@ def warnings(found: Comparison) -> list[str]:
     """In words: what was measured unequally, and which results do not count."""
     said = []
     for one in found.unequal:
-        fields = "; ".join(
-            f"{each.field} {_value(each.here)} against {_value(each.there)}" for each in one.fields[:_MOST_SAID]
-        )
+        fields = "; ".join(f"{each.field} {' against '.join(each.said)}" for each in one.fields[:_MOST_SAID])
         more = f" and {len(one.fields) - _MOST_SAID} more" if len(one.fields) > _MOST_SAID else ""
         said.append(
             f"{LETTERS[one.side]} was not measured as {LETTERS[one.other]} was "
@@ -79,10 +78,6 @@ def _metrics(found: Comparison, one: Unequal) -> str:
     return ", ".join(Metric(name).reading.heading for name in one.metrics)
 
 
-def _value(value: object) -> str:
-    return "none" if value is None else in_words(value)
-
-
 def field_texts(one: DifferingField) -> list[str]:
     """Of each side the values of a field, as one column prints them."""
     flat = [value for values in one.values for value in values]
@@ -100,10 +95,10 @@ def unit_among(metric: Metric, rows: Iterable[Sequence[SideMeasure | None]]) -> 
     return unit_of(metric, [one.mean for measures in rows for one in measures if one is not None])
 
 
-def shown(metric: Metric, one: SideMeasure | None, kind: Kind, unit: Unit) -> Cell:
-    """A side's number with its error, and over how many seeds."""
+def shown(metric: Metric, one: SideMeasure | None, trials: int | None, kind: Kind, unit: Unit) -> Cell:
+    """A side's number with its error, and over how many seeds; without one of how many `trials` none has it."""
     if one is None:
-        return None
+        return None if trials is None or kind is Kind.TRIALS else f"0 of {trials}"
     found = read(metric, one.mean, one.binomial if one.std is None else one.std, best=one.best, unit=unit)
     return found if kind is Kind.TRIALS else replace(found, of=f"{one.seeds} of {one.trials}")
 
@@ -121,6 +116,11 @@ def chance_text(chance: float) -> str:
     return "< 0.001" if chance < 0.001 else f"{chance:.3f}" if chance < 0.1 else f"{chance:.2f}"
 
 
+def measures_of(found: Comparison, row: CompareRow, metric: Metric) -> Sequence[SideMeasure | None]:
+    """Of each side what it has of a metric in a row."""
+    return row.metrics.get(metric.value) or [None] * len(found.sides)
+
+
 def _headings(found: Comparison) -> list[str]:
     named = [f"{letter}: {side.name}" for letter, side in zip(LETTERS, found.sides, strict=False)]
     return named + [f"{LETTERS[side]} - {LETTERS[found.baseline]}" for side in _others(found)]
@@ -130,8 +130,9 @@ def _others(found: Comparison) -> list[int]:
     return [side for side in range(len(found.sides)) if side != found.baseline]
 
 
-def _cells(found: Comparison, metric: Metric, measures: Sequence[SideMeasure | None], unit: Unit) -> list[Cell]:
-    cells = [shown(metric, one, found.kind, unit) for one in measures]
+def _cells(found: Comparison, row: CompareRow, metric: Metric, unit: Unit) -> list[Cell]:
+    measures = measures_of(found, row, metric)
+    cells = [shown(metric, one, trials, found.kind, unit) for one, trials in zip(measures, row.trials, strict=True)]
     return cells + [difference(metric, measures[side], unit) for side in _others(found)]
 
 
@@ -147,9 +148,8 @@ def _over_metrics(found: Comparison) -> Sheet:
     headings = _headings(found)
     rows: list[list[Cell]] = []
     for metric in found.metrics:
-        measures = found.rows[0].metrics[metric.value]
-        unit = unit_among(metric, [measures])
-        rows.append([unit.title, *_cells(found, metric, measures, unit)])
+        unit = unit_among(metric, [found.rows[0].metrics[metric.value]])
+        rows.append([unit.title, *_cells(found, found.rows[0], metric, unit)])
     return Sheet("Results", ["metric", *headings], [False, *(True for _ in headings)], rows, [])
 
 
@@ -162,15 +162,17 @@ def _over_rows(found: Comparison, metric: Metric) -> Sheet:
     unit = unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows])
     rows: list[list[Cell]] = []
     for row in found.rows:
-        measures = row.metrics.get(metric.value, [None] * len(found.sides))
         fields: list[Cell] = [list(v) if isinstance(v := row.fields[axis.field], tuple) else v for axis in found.axes]
-        rows.append([*fields, *_cells(found, metric, measures, unit)])
+        rows.append([*fields, *_cells(found, row, metric, unit)])
     more = _headings(found)
     return Sheet(unit.title, [*headings, *more], [*numeric, *(True for _ in more)], rows, [])
 
 
 def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]:
-    """Header and rows for CSV, all numbers in the API's units: a row for each side, metric and place."""
+    """Header and rows for CSV, all numbers in the API's units: a row for each side, metric and place that it has.
+
+    Where none of its trials has the metric there are no numbers.
+    """
     axes = [axis.field for axis in found.axes]
     header = ["side", "key", "about", *axes, "metric", "protocol", "seeds", "trials", "mean", "std", "min", "max"]
     header += ["images", "binomial", "difference", "error", "chance", "best"]
@@ -178,9 +180,13 @@ def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]
     for row in found.rows:
         places = [row.fields[path] for path in axes]
         fields = [one if one is None or isinstance(one, str | int | float) else value_text(one) for one in places]
-        for metric, measures in row.metrics.items():
-            for letter, side, one in zip(LETTERS, found.sides, measures, strict=False):
+        for metric in found.metrics:
+            sides = zip(LETTERS, found.sides, measures_of(found, row, metric), row.trials, strict=False)
+            for letter, side, one, trials in sides:
                 if one is None:
+                    if trials is not None:
+                        lacking: list[Value] = [letter, side.key, side.about, *fields, metric, None, 0, trials]
+                        rows.append(lacking + [None] * (len(header) - len(lacking)))
                     continue
                 numbers = [one.mean, one.std, one.min, one.max, one.images, one.binomial]
                 numbers += [one.difference, one.error, one.chance]

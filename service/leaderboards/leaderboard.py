@@ -41,7 +41,17 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Entry, Rivals, ScoreSource, hashable
+from service.leaderboards.source import (
+    BEST,
+    WORST,
+    BoardKey,
+    Cell,
+    Entry,
+    Rivals,
+    ScoreSource,
+    compared_whole,
+    hashable,
+)
 from service.specs.columns import FieldColumn, columns_of, short_name, value_of
 from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import protocol_fingerprint
@@ -241,9 +251,8 @@ def _best(
         name = metric.value
         # A row of the page that is among the others beats nobody twice, and itself never.
         measured = [*(entries[index].metrics.get(name) for index in rivals), *others.measured.get(name, ())]
-        for which in unbeaten(measured, metric):
-            if which < len(rivals):
-                found[rivals[which]].append(name)
+        for which in unbeaten(measured, metric, len(rivals)):
+            found[rivals[which]].append(name)
     return found
 
 
@@ -298,7 +307,7 @@ def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: st
     following = positions[shown[-1]] if begin + len(shown) < len(wanted) else None
     groups = {key: Group(field, values[key], len(alike[values[key]])) for key in shown}
     page = [(key, positions[key]) for key in shown]
-    some = [*heads[:_GROUPS], *heads[_GROUPS:][-WORST:]]
+    some = heads if compared_whole(len(heads)) else [*heads[:_GROUPS], *heads[_GROUPS:][-WORST:]]
     return _Page(board, page, len(heads), following, 1, 1, groups, places, some)
 
 
@@ -345,18 +354,18 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
     if not rows:
         return {"mean": None, "std": None, "seeds": 0, "trials": lacking, "cells": 0, "missing": dict(missing)}
     if len(rows) == 1 and not missing:  # as in most places of a large matrix
-        seeds, trials, (_, mean, std, _) = rows[0]
+        _, trials, (seeds, mean, std, _) = rows[0]
         return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": 1, "missing": {}}
     measured = [one for _, _, one in rows]
     count = sum([one[0] for one in measured])
     mean = math.fsum([some * one for some, one, _, _ in measured]) / count
     squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for some, one, std, _ in measured]
     std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
-    seeds, trials = sum([row[0] for row in rows]), sum([row[1] for row in rows]) + lacking
+    trials = sum([row[1] for row in rows]) + lacking
     return {
         "mean": mean,
         "std": std,
-        "seeds": seeds,
+        "seeds": count,
         "trials": trials,
         "cells": len(rows),
         "missing": dict(missing),

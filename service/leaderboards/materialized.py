@@ -32,7 +32,18 @@ from service.leaderboards.cell_scores import standing_of
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Measures, Metric, from_stored
-from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Entry, Rivals, front_of, hashable
+from service.leaderboards.source import (
+    BEST,
+    WORST,
+    BoardKey,
+    Cell,
+    Entry,
+    Rivals,
+    compared_whole,
+    ends_of,
+    front_of,
+    hashable,
+)
 from service.specs.columns import default_of
 from ttsv.config.fields import FieldValue
 
@@ -182,7 +193,7 @@ class StoredScores:
         return front_of(rows, metrics)
 
     def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
-        """Of the rows that have the ranked metric the `BEST` and the `WORST` in each of several metrics."""
+        """Of the rows that have the ranked metric those that a page is compared with, in each of several metrics."""
         for complete in (True, False):
             if any((found := self._ends(board, ranked, metrics, complete=complete)).values()):
                 return Rivals(complete, found)
@@ -191,8 +202,8 @@ class StoredScores:
     def _ends(
         self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], *, complete: bool
     ) -> dict[str, list[Measure]]:
-        """By metric the first and the last of the complete rows, or of the others: in one statement, mostly."""
-        if board.cells <= _FEW and (self._others or self._conditions):
+        """By metric the complete rows, or the others; of many the first and the last. In one statement, mostly."""
+        if compared_whole(board.cells) or (board.cells <= _FEW and (self._others or self._conditions)):
             rows = self._few(board, ranked, metrics, complete=complete)
         else:
             # Of so many rows in order about as many are meant as are wanted; where they are not, all are read.
@@ -210,7 +221,7 @@ class StoredScores:
         for metric in metrics:
             mine = read.get(metric.value, [])
             mine.sort(key=lambda row: row[2], reverse=metric.more_is_better)
-            ends = [*mine[:BEST], *mine[BEST:][-WORST:]]
+            ends = ends_of(mine, board.cells)
             # (Of a rival its range decides nothing.)
             found[metric.value] = [Measure(seeds, mean, std, mean, mean) for _, seeds, mean, std, _ in ends]
         return found

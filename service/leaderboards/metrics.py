@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import EnumType, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +42,27 @@ class Metric(StrEnum, metaclass=_Catalogued):
 
 HEADLINE = tuple(metric for metric in Metric if metric.reading.headline)
 """What tables for people show unless other columns are asked for."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """In what a column, or a row, has a metric: its title, what a value is multiplied by, and decimals."""
+
+    title: str
+    factor: float
+    decimals: int
+
+
+_SMALL = 100_000
+"""Below it a count is no part of a million that tables show: small networks have parameters, too."""
+
+
+def unit_of(metric: Metric, means: Iterable[float | None]) -> Unit:
+    """How people read a metric beside such values: counts of small networks are not counted in millions."""
+    reading = metric.reading
+    if reading.unit == "millions" and all(abs(mean) < _SMALL for mean in means if mean is not None):
+        return Unit(reading.heading, 1.0, 0)
+    return Unit(reading.title, reading.factor, reading.decimals)
 
 
 class Measure(NamedTuple):  # of which an answer has thousands: a frozen dataclass takes ten times as long to make

@@ -15,7 +15,7 @@ from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import BASELINE, without_error
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Metric, measures, spread
-from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Contender, Entry, Rivals, front_of, hashable
+from service.leaderboards.source import BoardKey, Cell, Contender, Entry, Rivals, ends_of, front_of, hashable
 from service.specs.columns import value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
@@ -134,7 +134,7 @@ class ChosenTrials:
         return front_of(rows, metrics)
 
     def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
-        """Of the rows that have the ranked metric the `BEST` and the `WORST` in each of several metrics."""
+        """Of the rows that have the ranked metric those that a page is compared with, in each of several metrics."""
         keys = self._positions_of(board.id, ranked)
         rows = {key: self._rows[board.id][key] for key in keys}
         complete = [key for key, mine in rows.items() if len(mine) == self._trials[self._cells[abs(key)]]]
@@ -149,7 +149,7 @@ class ChosenTrials:
                     known.append((sum(mine) / len(mine), mine))
             known.sort(key=lambda one: one[0], reverse=metric.more_is_better)
             # Exact sums of those that lead or end alone: there may be tens of thousands between.
-            found[metric.value] = [spread(mine) for _, mine in [*known[:BEST], *known[BEST:][-WORST:]]]
+            found[metric.value] = [spread(mine) for _, mine in ends_of(known, len(rows))]
         return Rivals(bool(complete), found)
 
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:

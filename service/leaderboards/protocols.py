@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from service.leaderboards.text_tables import in_words
+from service.leaderboards.text_tables import in_words_apart
 from ttsv.config.fields import Json
 
 Record: TypeAlias = Mapping[str, Json]
@@ -22,8 +22,14 @@ class Difference:
     here: Json
     there: Json
 
+    @property
+    def said(self) -> tuple[str, str]:
+        """Both values in words."""
+        return in_words_apart(self.here, self.there)
+
     def __str__(self) -> str:
-        return f"{self.field}: {in_words(self.here)} here, {in_words(self.there)} there"
+        here, there = self.said
+        return f"{self.field}: {here} here, {there} there"
 
 
 def differences(here: Record, there: Record) -> list[Difference]:

@@ -86,7 +86,8 @@ MOST_CELLS = 5000
 class Scatter:
     """All cells of one leaderboard in two metrics, by column; `fields` are those in which they differ, by path.
 
-    `front`: whether no other is better in both. `total` cells have both metrics, of which `MOST_CELLS` are here.
+    `seeds` of `trials` have a result. `front`: whether no other is better in both. `total` cells have both metrics, of
+    which `MOST_CELLS` are here.
     """
 
     protocol: str
@@ -98,6 +99,7 @@ class Scatter:
     y: list[float]
     y_error: list[float | None]
     seeds: list[int]
+    trials: list[int]
     front: list[bool]
     fields: dict[str, list[FieldValue]]
 
@@ -133,6 +135,7 @@ def plane(session: Session, question: Question, x: Metric, y: Metric) -> Scatter
         y=[other.mean for _, other in measured],
         y_error=[other.std for _, other in measured],
         seeds=[row.seeds for row in rows],
+        trials=[row.trials for row in rows],
         front=[key in front for key in shown],
         fields={column.field: [value_of(config, column.field) for config in configs] for column in told},
     )

@@ -1,12 +1,11 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from service.leaderboards.boards import (
     Board,
-    Hole,
     Leaderboard,
     Pivot,
     PivotCell,
@@ -15,9 +14,9 @@ from service.leaderboards.boards import (
     counted_said,
     missing_said,
 )
-from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.metrics import HEADLINE, Metric, Unit, unit_of
 from service.leaderboards.significance import SAID
-from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, value_text
+from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, exact_text, value_text
 from service.specs.columns import Columns, in_order, short_name, value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
@@ -29,27 +28,6 @@ Value = str | int | float | bool | None
 """What a CSV file has in a place."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """In what a column, or a row, has a metric: its title, what a value is multiplied by, and decimals."""
-
-    title: str
-    factor: float
-    decimals: int
-
-
-_SMALL = 100_000
-"""Below it a count is no part of a million that tables show: small networks have parameters, too."""
-
-
-def unit_of(metric: Metric, means: Iterable[float | None]) -> Unit:
-    """How people read a metric beside such values: counts of small networks are not counted in millions."""
-    reading = metric.reading
-    if reading.unit == "millions" and all(abs(mean) < _SMALL for mean in means if mean is not None):
-        return Unit(reading.heading, 1.0, 0)
-    return Unit(reading.title, reading.factor, reading.decimals)
-
-
 def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Sequence[Metric] = ()) -> list[Sheet]:
     """One table per board; without `wanted` columns those of the headline metrics that were measured."""
     sheets = [_sheet(board, dataset, metric, wanted) for board in found.boards]
@@ -58,7 +36,7 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     if found.hole_count:
         have = "cell has" if found.hole_count == 1 else "cells have"
         notes.append(f"{found.hole_count} {have} no result ({holes_said(found)})")
-    notes += [f"no result: {hole_said(found, hole)}" for hole in found.holes]
+    notes += [f"no result: {said}" for said in holes_listed(found)]
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
         title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no cell has a result"
@@ -73,15 +51,26 @@ def measured_metrics(found: Leaderboard) -> tuple[Metric, ...]:
     return tuple(metric for metric in Metric if metric in measured)
 
 
-def hole_said(found: Leaderboard, hole: Hole) -> str:
-    """Which cell has no result, and why."""
-    return f"{configuration_said(found.shape, hole.config)}: {missing_said(hole.missing)}"
+def holes_listed(found: Leaderboard) -> list[str]:
+    """Which cells have no result, and why."""
+    ranked = [row.config for board in found.boards for row in board.rows]
+    said = configurations_said(found.shape, [hole.config for hole in found.holes] + ranked)
+    return [f"{one}: {missing_said(hole.missing)}" for one, hole in zip(said, found.holes, strict=False)]
 
 
-def configuration_said(shape: Columns, config: TrialFields) -> str:
-    """What a configuration is among those of a table; of a single one what is shared."""
-    told = {column.name: value_of(config, column.field) for column in shape.fields}
-    return _listed(told or shape.notable)
+def configurations_said(shape: Columns, configs: Sequence[TrialFields]) -> list[str]:
+    """What each configuration is among those of a table, its numbers as there; of a single one what is shared."""
+    if not shape.fields:
+        return [_listed(shape.notable)] * len(configs)
+    columns = [[value_of(config, column.field) for config in configs] for column in shape.fields]
+    texts = [
+        [
+            f"{one.name} {'none' if value is None else text}"
+            for value, text in zip(values, column_texts(values), strict=True)
+        ]
+        for one, values in zip(shape.fields, columns, strict=True)
+    ]
+    return [", ".join(own) for own in zip(*texts, strict=True)]
 
 
 def shared_said(shape: Columns) -> str:
@@ -173,7 +162,7 @@ def pivot_records(found: Leaderboard, fields: tuple[str, str]) -> tuple[list[str
     """
     pivots = [(board, board.pivot) for board in found.boards if board.pivot is not None]
     across = dict.fromkeys(value for _, pivot in pivots for value in pivot.columns)
-    names = {value: f"{fields[1]}={'none' if value is None else value_text(value)}" for value in across}
+    names = {value: f"{fields[1]}={'none' if value is None else exact_text(value)}" for value in across}
     header = ["status", "protocol", fields[0]]
     header += [f"{name} {part}" for name in names.values() for part in ("mean", "std", "seeds", "trials", "missing")]
     records: list[list[Value]] = []
@@ -210,18 +199,16 @@ def _notes(board: Board, paper: bool) -> list[str]:
         notes.append(f"Mean ± sample standard deviation over {number} {seeds}. {SAID}")
     groups = [row.group for row in board.rows if row.group is not None]
     if groups:
-        of = ", ".join(f"{value_text(one.value)} (of {one.cells})" for one in groups)
+        values = ["none" if one.value is None else one.value for one in groups]
+        of = ", ".join(f"{text} (of {one.cells})" for text, one in zip(column_texts(values), groups, strict=True))
         notes.append(f"Each row is the best cell of a value of {short_name(groups[0].field)}: {of}.")
-    lacking = [
-        f"{configuration_said(board.shape, row.config)}: {missing_said(row.missing)}"
-        for row in board.rows
-        if row.missing
-    ]
+    named = configurations_said(board.shape, [row.config for row in board.rows])
+    lacking = [f"{one}: {missing_said(row.missing)}" for one, row in zip(named, board.rows, strict=True) if row.missing]
     if lacking:
         notes.append("Rows that lack seeds (k of N) stand after complete ones.")
         notes.append("Missing: " + "; ".join(lacking) + ".")
     if board.unmeasured:
-        notes.append(f"{board.unmeasured} cells have results without this metric.")
+        notes.append(f"{_unmeasured(board)} this metric.")
     if board.apart:
         notes.append("Not ranked with the first table: " + "; ".join(map(str, board.apart)) + ".")
     if paper:
@@ -231,9 +218,18 @@ def _notes(board: Board, paper: bool) -> list[str]:
     return notes
 
 
+def _unmeasured(board: Board) -> str:
+    have = "cell has" if board.unmeasured == 1 else "cells have"
+    return f"{board.unmeasured} {have} results without"
+
+
 def _measured(row: Row, metric: Metric, unit: Unit) -> Cell:
+    """A row's number, and of how many seeds it is where its other results lack it."""
     spread: Spread | None = row.metrics.get(metric)
-    return None if spread is None else read(metric, spread["mean"], spread["std"], best=metric in row.best, unit=unit)
+    if spread is None:
+        return None
+    found = read(metric, spread["mean"], spread["std"], best=metric in row.best, unit=unit)
+    return found if spread["seeds"] == row.seeds else replace(found, of=f"{spread['seeds']} of {row.trials}")
 
 
 def _printed(row: Row, metric: Metric) -> Cell:
@@ -324,7 +320,7 @@ def _not_ranked(found: Leaderboard, fields: Sequence[str]) -> list[dict[str, Val
             reason = f"{left} of the {board.total} rows of this protocol"
             records.append({"status": "not listed", "reason": reason, "protocol": board.protocol})
         if board.unmeasured:
-            reason = f"{board.unmeasured} cells have results without the ranked metric"
+            reason = f"{_unmeasured(board)} the ranked metric"
             records.append({"status": "unmeasured", "reason": reason, "protocol": board.protocol})
     records += [
         {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
-from service.leaderboards.metrics import Measure, Metric
+from service.leaderboards.metrics import Measure, Metric, unit_of
 
 LEVEL = 0.05
 """Two-sided: with so probable a difference by chance two means are not told apart."""
@@ -14,8 +14,10 @@ SAID = "Bold: best beyond its error (Welch's t-test of the spreads, 5 %); ties s
 """What tables say of their bold numbers."""
 
 
-def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
+def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | None = None) -> list[int]:
     """Which of a column's means no other beats beyond both errors, or at the printed digits; none where none is beaten.
+
+    Of the first ones, where so many are `judged`: the others are there to beat, and to be beaten.
 
     A mean of one seed has no error: nobody can say that it is best, nor that another is where it leads.
     """
@@ -26,7 +28,8 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
     if any(one.std is None for one in known if one.mean == best):
         return []
     sign = 1 if metric.more_is_better else -1
-    form, factor = f".{metric.reading.decimals}f", sign * metric.reading.factor
+    unit = unit_of(metric, [one.mean for one in known])
+    form, factor = f".{unit.decimals}f", sign * unit.factor
 
     @cache
     def printed(mean: float) -> str:
@@ -43,14 +46,18 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
     if printed(rows[0][0]) == printed(rows[-1][0]):
         return []
     leading: dict[int, list[_Row]] = {}
-    found = []
+    judged = len(measured) if judged is None else judged
+    found, some_beaten = [], False
     for place, row in enumerate(rows):
-        if not _is_beaten(row, rows[:place], leading.values(), printed):
-            found.append(row[3])
+        if row[3] < judged or not some_beaten:
+            if _is_beaten(row, rows[:place], leading.values(), printed):
+                some_beaten = True
+            elif row[3] < judged:
+                found.append(row[3])
         front = leading.setdefault(row[2], [])
         if not front or row[1] < front[-1][1]:
             front.append(row)
-    return sorted(found) if len(found) < len(rows) else []
+    return sorted(found) if some_beaten else []
 
 
 _Error = tuple[float, float, int]

@@ -4,7 +4,7 @@ that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from service.leaderboards.boards import Position
 from service.leaderboards.metrics import Measure, Measures, Metric
@@ -39,8 +39,23 @@ Cell = tuple[int, int, tuple[int, float, float | None, int]]
 """One row as a matrix takes it: its results, its trials, and how many have the metric, mean, deviation and its key."""
 
 
+ALL = 500
+"""Rows of a board that a page of it is compared with, if it has no more."""
 BEST, WORST = 10, 2
-"""Complete rows of a board, from either end of each metric's order, that a page of it is compared with."""
+"""Complete rows of a larger board, from either end of each metric's order, that a page of it is compared with."""
+
+
+_Row = TypeVar("_Row")
+
+
+def compared_whole(count: int) -> bool:
+    """Whether a page of a board of so many rows is compared with all of them."""
+    return count <= ALL
+
+
+def ends_of(rows: Sequence[_Row], count: int) -> Sequence[_Row]:
+    """Of ordered rows of a board of so many those that its pages are compared with."""
+    return rows if compared_whole(count) else [*rows[:BEST], *rows[BEST:][-WORST:]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ class ScoreSource(Protocol):
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
 
     def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
-        """Of the rows that have the ranked metric the `BEST` and the `WORST` in each of several metrics."""
+        """Of the rows that have the ranked metric those that a page is compared with, in each of several metrics."""
 
     def values(self, board: BoardKey, field: str) -> Mapping[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""

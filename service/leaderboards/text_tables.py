@@ -32,8 +32,8 @@ class Measured:
 
     @property
     def printed(self) -> tuple[str, str | None]:
-        """Both as printed."""
-        return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
+        """Both as printed; what rounds to zero has no sign."""
+        return f"{self.mean:z.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
 
     @property
     def said(self) -> str:
@@ -68,8 +68,10 @@ class Sheet:
 
 _SIGNIFICANT = 6
 """Digits that are printed as they are. A number with more was drawn, not typed: of all such ones in a column so few are
-printed, `_FEWEST` at least, that none looks as another does."""
+printed, `_FEWEST` at least, that none looks as another does, and no fraction as a whole number: 0.9999999 is not 1."""
 _FEWEST = 3
+_MOST_SIGNIFICANT = 17
+"""Digits that tell any two numbers apart."""
 _MOST_SHARED = 4
 """Decimals that all numbers of a column share. Where one needs more, each has its own: 0.1 is not 0.1000000; so it is
 where that would add digits that nobody reads: 100000 is not 100000.0000 as 0.0001 stands below it."""
@@ -95,7 +97,8 @@ def _told_apart(values: Sequence[float]) -> list[float]:
     typed = [float(f"{value:.{_SIGNIFICANT}g}") == value for value in exact]
     for digits in range(_FEWEST, _SIGNIFICANT + 1):
         rounded = [value if kept else float(f"{value:.{digits}g}") for value, kept in zip(exact, typed, strict=True)]
-        if len(set(rounded)) == len(set(exact)):
+        whole = any(seen.is_integer() and not value.is_integer() for seen, value in zip(rounded, exact, strict=True))
+        if len(set(rounded)) == len(set(exact)) and not whole:
             return rounded
     return exact
 
@@ -117,6 +120,11 @@ def value_text(value: Any) -> str:
     """One value of a configuration, by itself."""
     (text,) = column_texts([value])
     return text
+
+
+def exact_text(value: Any) -> str:
+    """One value of a configuration with all of its digits, as a name that no other value has."""
+    return _shortest(float(value)) if type(value) in (int, float) else value_text(value)
 
 
 def _decimals(value: float) -> int:
@@ -281,14 +289,23 @@ def _plain(cell: Any) -> str:
     return "-" if cell is None else cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
 
 
-def in_words(value: Any) -> str:
-    """A value of a record in words: `pgd (eps 0.03, steps 10)`."""
+def in_words(value: Any, digits: int = _SIGNIFICANT) -> str:
+    """A value of a record in words: `pgd (eps 0.03, steps 10)`, its fractions with so many digits at most."""
     if isinstance(value, Mapping):
         parts = (
-            f"{name} ({in_words(one)})" if isinstance(one, Mapping) else f"{name} {in_words(one)}"
+            f"{name} ({in_words(one, digits)})" if isinstance(one, Mapping) else f"{name} {in_words(one, digits)}"
             for name, one in value.items()
         )
         return ", ".join(parts) or "none"
     if value is None or isinstance(value, float):
-        return "none" if value is None else f"{value:g}"
+        return "none" if value is None else f"{value:.{digits}g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def in_words_apart(one: Any, other: Any) -> tuple[str, str]:
+    """Two values that differ in words, with as many digits as tell them apart."""
+    for digits in range(_SIGNIFICANT, _MOST_SIGNIFICANT):
+        said = in_words(one, digits), in_words(other, digits)
+        if said[0] != said[1]:
+            return said
+    return in_words(one, _MOST_SIGNIFICANT), in_words(other, _MOST_SIGNIFICANT)

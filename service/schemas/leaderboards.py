@@ -108,7 +108,7 @@ class PivotCellOut(Out):
 
     mean: float | None = Field(description="Of the ranked metric, over the results that have it; null: there is none.")
     std: float | None = Field(description="Sample deviation over these results; null for one.")
-    seeds: int = Field(description="Valid results under this protocol, of all cells together.")
+    seeds: int = Field(description="Results of `mean`: valid ones under this protocol that have the metric.")
     trials: int = Field(
         description="Trials of all cells together, with a result or without; those in `missing` among them."
     )
@@ -278,5 +278,6 @@ class PlaneOut(Out):
     y: list[float] = Field(description="Means over seeds.")
     y_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
     seeds: list[int] = Field(description="Results of each cell.")
+    trials: list[int] = Field([], description="Different trials of each, with a result or without.")
     front: list[bool] = Field(description="Whether no other cell is better in both.")
     fields: dict[str, list[Any]] = Field(description="By path, the values in `columns` and `decided`.")

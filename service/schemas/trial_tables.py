@@ -69,8 +69,11 @@ def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str
     fields = configuration_sheet(shown.columns(configs), configs)
     rows: list[list[Cell]] = []
     for trial, own in zip(trials, fields.rows, strict=True):
-        accuracy = None if trial.result is None else read(Metric.ACCURACY, trial.result.accuracy, None)
-        rows.append([trial.id, *own, trial.state.value, f"{trial.epoch}/{trial.epochs}", accuracy])
+        result, state = trial.result, trial.state.value
+        if result is not None and not result.valid:  # its numbers cannot be true
+            result, state = None, f"{state}, invalid"
+        accuracy = None if result is None else read(Metric.ACCURACY, result.accuracy, None)
+        rows.append([trial.id, *own, state, f"{trial.epoch}/{trial.epochs}", accuracy])
     headings = ["id", *fields.headings, "state", "epoch", Metric.ACCURACY.reading.title]
     return Sheet(title, headings, [True, *fields.numeric, False, True, True], rows, [], fields.above)
 

@@ -174,7 +174,7 @@ class TestPlane:
 
         def many(route: Any) -> None:
             found = route.fetch().json()
-            for name in ("cell", "x", "x_error", "y", "y_error", "seeds", "front"):
+            for name in ("cell", "x", "x_error", "y", "y_error", "seeds", "trials", "front"):
                 found[name] = (found[name] * 100)[:1600]
             found["fields"] = {path: (values * 100)[:1600] for path, values in found["fields"].items()}
             route.fulfill(json=found)

@@ -122,6 +122,7 @@ PLANE: Example = {
     "y": [0.9312],
     "y_error": [0.0021],
     "seeds": [2],
+    "trials": [2],
     "front": [True],
     "fields": {},
 }

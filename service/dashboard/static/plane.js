@@ -47,7 +47,8 @@ function words(index) {
     const spread = error === null ? "" : ` ± ${shown(axis, error)}`;
     return `${metrics[axis].heading} ${shown(axis, data[axis][index])}${spread}${metrics[axis].unit ? ` ${metrics[axis].unit}` : ""}`;
   };
-  const count = `${data.seeds[index]} ${data.seeds[index] === 1 ? "seed" : "seeds"}`;
+  const [seeds, trials] = [data.seeds[index], data.trials[index]];
+  const count = `${seeds === trials ? seeds : `${seeds} of ${trials}`} ${trials === 1 ? "seed" : "seeds"}`;
   return [where.join(", ") || "the only configuration", number("y"), number("x"), data.front[index] ? `${count}, on the Pareto front` : count];
 }
 

@@ -1,5 +1,7 @@
 """/v1/compare, on SQLite and Postgres: numbers as NumPy and SciPy have them, protocols kept apart, what is refused."""
 
+import csv
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -372,7 +374,32 @@ def test_in_other_forms(api: TestClient, two_cells: Lease) -> None:
     assert "| lr | 0.1 | 0.2 |" in text
     assert "| accuracy (%) | 90.00 | 80.00 | -10.00 |" in text
     assert "single trials have no error" in text
+    assert "; all sides were shown the same images" in text
     assert "\\begin{tabular}" in api.get("/v1/compare?trials=1,4&format=latex").text
+
+
+def test_sides_of_unequal_protocols_are_not_said_to_see_the_same_images(
+    api: TestClient, submit: Callable[..., int], claim: Callable[..., Lease], measured: Callable[..., None]
+) -> None:
+    submit(seeds=2)
+    lease = claim()
+    measured(lease, 1, 0.5, {"dataset": "digits"})
+    measured(lease, 2, 0.75, {"dataset": "svhn"})
+    text = api.get("/v1/compare?trials=1,2&format=markdown").text
+    assert "all sides" not in text
+    assert "; sides measured alike were shown the same images" in text
+
+
+def test_a_side_without_the_metric_is_told_from_one_without_the_cell(
+    api: TestClient, two_cells: Lease, database: Database
+) -> None:
+    cells = [cell_of(database, trial) for trial in (1, 7)]
+    database.write(lambda session: session.execute(delete(Result).where(Result.trial_id == 7)))
+    query = f"/v1/compare?cells={','.join(cells)}&metrics=accuracy&format="
+    assert "| accuracy (%) | 91.33 ± 1.53 (3 of 3) | 0 of 3 | - |" in api.get(f"{query}markdown").text
+    first, second = csv.DictReader(io.StringIO(api.get(f"{query}csv").text))
+    assert (first["side"], first["seeds"], first["trials"]) == ("A", "3", "3")
+    assert (second["side"], second["seeds"], second["trials"], second["mean"]) == ("B", "0", "3", "")
 
 
 def test_an_experiment_that_was_deleted_is_not_there(

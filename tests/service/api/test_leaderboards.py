@@ -134,6 +134,25 @@ class TestForms:
         header = api.get(f"{BOARD}?format=csv&columns=epochs").text.split("\r\n")[0]
         assert ",cell,training.epochs,seeds," in header
 
+    def test_numbers_that_differ_late_are_told_apart_in_every_note_and_heading(
+        self, api: TestClient, submit: Submit, claim: Claim, finish: Finish, table: Table
+    ) -> None:
+        near = (0.123456781, 0.123456782)
+        submit(seeds=2, **{"training.lr": [*near, 0.123456783]})
+        lease = claim()
+        for trial in (table(Trial)[0], table(Trial)[2]):
+            finish(lease, trial.id, 0.5)
+        texts = [f"{rate * 10:.8f}e-01" for rate in near]
+        board, unranked = api.get(f"{BOARD}?format=markdown&group_by=lr").text.split("not on the leaderboards")
+        for text in texts:
+            assert f" {text} (of 1)" in board
+            assert f"lr {text}: seed 1 queued" in board
+            assert f"| {text} |" in board
+        assert "no result: lr 1.23456783e-01: seeds 0, 1 queued" in unranked
+        header = api.get(f"{BOARD}?pivot=momentum,lr&format=csv").text.splitlines()[0].split(",")
+        assert len(set(header)) == len(header)
+        assert f"training.lr={texts[0]} mean" in header
+
     def test_the_csv_says_why_a_row_is_not_ranked_with_the_others(
         self,
         api: TestClient,

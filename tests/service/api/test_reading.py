@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from service.api.http.responses import revision_matches
-from service.database import Artifact, EpochPoint, Experiment, Tag, Trial
+from service.database import Artifact, EpochPoint, Experiment, Result, Tag, Trial
 from service.database.engine import Database
 from service.experiments.listing import METRICS
 from service.queue.leases import Lease
@@ -190,6 +190,15 @@ class TestLists:
         refusal = api.get("/v1/trials?fields=result.speed").json()
         assert refusal["errors"][0]["field"] == "fields"
         assert "'result.speed'; there are result.protocol, result.accuracy, " in refusal["detail"]
+
+    def test_what_cannot_be_true_is_no_number_of_a_table(
+        self, api: TestClient, finished: Callable[..., int], database: Database
+    ) -> None:
+        finished(accuracy=0.625)
+        database.write(lambda session: session.execute(update(Result).values(valid=False)))
+        (row,) = [line for line in api.get("/v1/trials?format=markdown").text.splitlines() if "succeeded" in line]
+        assert "| succeeded, invalid |" in row
+        assert "62.5" not in row
 
     def test_a_table_has_the_fields_in_which_trials_differ(
         self, api: TestClient, finished: Callable[..., int], grid: Callable[..., int]

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from service.database import Event, Experiment, ExperimentState, IdempotencyKey, Result, Tag, Trial, TrialState
+from service.database import (
+    Event,
+    Experiment,
+    ExperimentState,
+    FieldIndex,
+    IdempotencyKey,
+    Result,
+    Tag,
+    Trial,
+    TrialState,
+)
 from service.database.engine import Database
 from service.errors import StateError
 from service.experiments import store, submission
@@ -102,6 +112,12 @@ class TestCreate:
         assert list(experiment.spec["grid"]) == ["training.lr", "rank", "seed"]
         again = plan_of(ExperimentSpec.model_validate(experiment.spec))
         assert [planned.fingerprint for planned in again.trials] == [trial.fingerprint for trial in table(Trial)]
+
+    def test_whole_ranks_and_fractions_go_together(self, submit: Submit, table: Table) -> None:
+        submit(seeds=1, layer=["tt"], rank=[8, 0.5, None, 4])
+        expected = [8.0, 0.5, None, 4.0]
+        assert [trial.rank for trial in table(Trial)] == expected
+        assert [entered.rank for entered in table(FieldIndex)] == expected
 
     @pytest.mark.parametrize("order", ["grid", "random", "seeds-last"])
     def test_the_order_in_which_trials_begin(self, database: Database, table: Table, order: str) -> None:

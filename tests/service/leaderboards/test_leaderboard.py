@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
-from service.leaderboards import cell_scores, materialized
+from service.leaderboards import cell_scores, materialized, source
 from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
@@ -28,6 +28,7 @@ from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.scatter import scatter_plot
 from service.leaderboards.sheets import board_sheets
+from service.leaderboards.text_tables import Measured
 from service.paper.reference import references
 from tests.examples import examples
 from ttsv.results import protocol_fingerprint
@@ -635,7 +636,9 @@ class TestQuestions:
         assert "Each row is the best cell of a value of model: vgg11 (of 2), small-cnn (of 1)." in notes
 
     @MODES
-    @pytest.mark.parametrize("few", [0, 1000], ids=["walked", "read at once"])
+    @pytest.mark.parametrize(
+        ("few", "every"), [(0, 0), (1000, 0), (1000, 1000)], ids=["walked", "read at once", "compared with all"]
+    )
     @pytest.mark.parametrize(
         ("asked", "where"),
         [
@@ -656,9 +659,11 @@ class TestQuestions:
         asked: dict[str, Any],
         where: list[str],
         few: int,
+        every: int,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(materialized, "_FEW", few)
+        monkeypatch.setattr(source, "ALL", every)
         rng = random.Random(5)
         runs = []
         for cell in range(24):
@@ -678,6 +683,30 @@ class TestQuestions:
             board = only_board(ask(session, filters=filters, columns=metrics, limit=5, after=board.next, **asked))
             rows += board.rows
         assert len(rows) == whole.total
+        assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}
+
+    @MODES
+    @pytest.mark.parametrize("asked", [{}, {"sort": "rank"}, {"group_by": "rank"}])
+    def test_bold_is_of_the_board_where_errors_differ(
+        self, rank: Rank, session: Session, tag: str | None, asked: dict[str, Any]
+    ) -> None:
+        """Neither the ten that lead nor the last two tell from which row on they are beaten."""
+        spreads = [0.25] * 12 + [1 / 1024] + [0.0] * 6 + [0.25] * 2
+        runs = [
+            Run(cell, seed, accuracy=(40 - cell) / 64 + spread * (seed - 1))
+            for cell, spread in enumerate(spreads)
+            for seed in range(3)
+        ]
+        rank(runs)
+        filters = Filters(tag=tag, protocol="a")
+        whole = only_board(ask(session, filters=filters, **asked))
+        expected = {f"cell {cell}" for cell in (*range(13), 19, 20)}
+        assert {row.cell for row in whole.rows if "accuracy" in row.best} == expected
+        board = only_board(ask(session, filters=filters, limit=4, **asked))
+        rows = [*board.rows]
+        while board.next is not None:
+            board = only_board(ask(session, filters=filters, limit=4, after=board.next, **asked))
+            rows += board.rows
         assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}
 
     @MODES
@@ -767,7 +796,27 @@ class TestQuestions:
         assert row.on_front is None  # nobody asked
 
     @MODES
+    def test_a_number_that_some_seeds_lack_says_of_how_many_it_is(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        rank([Run(0, seed, robust=robust) for seed, robust in enumerate([0.5, 0.25, None])])
+        found = ask(session, "robust_accuracy", filters=Filters(tag=tag), pivot=("rank", "layer"))
+        board, matrix = board_sheets(found, "digits", Metric.ROBUST_ACCURACY)
+        of = {one.of: one.said for one in board.texts[0] if isinstance(one, Measured)}
+        assert of.pop("2 of 3") == "37.50 ± 17.68"
+        assert list(of) == [""]
+        place = matrix.texts[0][1]
+        assert isinstance(place, Measured)
+        assert (place.said, place.of) == ("37.50 ± 17.68", "2 of 3")
+
+    @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:
         rank([Run(0, 0), Run(1, 0)])
         board = only_board(ask(session, "robust_accuracy", filters=Filters(tag=tag)))
         assert (board.rows, board.total, board.unmeasured) == ([], 0, 2)
+
+    @pytest.mark.parametrize(("cells", "said"), [([0], "1 cell has"), ([0, 1], "2 cells have")])
+    def test_how_many_cells_lack_the_metric_is_said(self, rank: Rank, cells: list[int], said: str) -> None:
+        found = rank([*(Run(cell, 0) for cell in cells), Run(2, 0, robust=0.5)], metric="robust_accuracy")
+        (sheet,) = board_sheets(found, "digits", Metric.ROBUST_ACCURACY)
+        assert f"{said} results without this metric." in sheet.notes

@@ -24,12 +24,26 @@ def test_every_cell_is_a_point_however_near_another(
         assert (found["total"], len(found["cell"]), len(set(found["cell"]))) == (3, 3, 3)
         assert sorted(found["y"]) == [0.6, 0.6, 0.6]
         assert max(found["y_error"]) == statistics.stdev([0.5, 0.7])
-        assert found["seeds"] == [2, 2, 2]
+        assert found["seeds"] == found["trials"] == [2, 2, 2]
         assert sorted(found["fields"]["training.lr"]) == [0.1, 0.2, 0.3]
         assert [column["field"] for column in found["columns"]] == ["training.lr"]
         assert all(found["front"])
     some = api.get("/v1/leaderboards/digits/plane", params={"x": "ece", "y": "accuracy", "where": "lr<0.25"}).json()
     assert some["total"] == 2
+
+
+def test_a_point_that_lacks_seeds_says_so(
+    api: TestClient, submit: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None]
+) -> None:
+    submit(seeds=3)
+    lease = claim()
+    for trial in (1, 2):
+        finish(lease, trial, 0.5)
+    for query in ("", "&experiment=1"):
+        found = api.get(f"/v1/leaderboards/digits/plane?x=ece&y=accuracy{query}").json()
+        assert (found["seeds"], found["trials"]) == ([2], [3])
+        page = api.get(f"/leaderboards/digits?x=ece&y=accuracy{query}").text
+        assert "accuracy (%) 50.00, 2 of 3 seeds</title>" in page
 
 
 def test_what_is_wrong_and_what_is_not_there(api: TestClient, submit: Callable[..., int]) -> None:

@@ -63,7 +63,10 @@ class TestUnbeaten:
             for index, one in enumerate(rows)
             if not any(other.mean > one.mean and chance(one, other) < LEVEL for other in rows)
         ]
-        assert unbeaten(rows, Metric.ACCURACY) == (found if len(found) < len(rows) else [])
+        expected = found if len(found) < len(rows) else []
+        assert unbeaten(rows, Metric.ACCURACY) == expected
+        for judged in range(len(rows) + 1):
+            assert unbeaten(rows, Metric.ACCURACY, judged) == [index for index in expected if index < judged]
 
     def test_nothing_where_all_are_alike(self) -> None:
         assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
@@ -72,6 +75,11 @@ class TestUnbeaten:
     def test_a_difference_that_is_not_printed_is_none(self) -> None:
         rows = [of(0.5, 0.5), of(0.50001, 0.50001), of(0.25, 0.25)]
         assert unbeaten(rows, Metric.ACCURACY) == [0, 1]  # of 50.00 % and 50.00 %
+
+    def test_counts_of_small_networks_are_printed_whole(self) -> None:
+        assert unbeaten([of(12_345, 12_345), of(12_400, 12_400), of(12_900, 12_900)], Metric.PARAMETERS) == [0]
+        large = [of(1_234_600, 1_234_600), of(1_234_610, 1_234_610), of(1_300_000, 1_300_000)]
+        assert unbeaten(large, Metric.PARAMETERS) == [0, 1]  # of 1.235 and 1.235 millions
 
     def test_one_seed_has_no_error(self) -> None:
         rows = [of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)]

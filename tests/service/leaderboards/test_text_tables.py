@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.leaderboards.comparison_sheets import field_texts
-from service.leaderboards.metrics import Metric
+from service.leaderboards.metrics import Metric, unit_of
 from service.leaderboards.protocols import Difference
-from service.leaderboards.sheets import read, unit_of
+from service.leaderboards.sheets import read
 from service.leaderboards.sides import DifferingField
 from service.leaderboards.text_tables import (
     Cell,
@@ -205,6 +206,9 @@ class TestDigits:
             ([0.0001, 0.1, 1e5], ["0.0001", "0.1", "100000"]),
             ([0.12345678, 0.12345679], ["0.12345678", "0.12345679"]),
             ([1e20, 1.0], ["1e+20", "1"]),
+            ([0.9996123, 0.9], ["0.9996", "0.9000"]),
+            ([0.99999999], ["0.99999999"]),
+            ([123.456789], ["123.5"]),
             ([], []),
         ],
     )
@@ -230,6 +234,17 @@ class TestDigits:
         assert in_words({"split": "test", "images": None, "sizes": [1, 2]}) == "split test, images none, sizes [1, 2]"
         said = str(Difference("attacks", {"pgd": {"eps": 0.03}}, None))
         assert said == "attacks: pgd (eps 0.03) here, none there"
+
+    def test_zero_has_no_sign(self) -> None:
+        """A difference that nobody sees is none that is worse."""
+        assert [Measured(mean, 0.1, 2).said for mean in (-1e-6, -0.0, -0.006)] == ["0.00 ± 0.10"] * 2 + ["-0.01 ± 0.10"]
+
+    def test_two_values_that_differ_are_said_otherwise(self) -> None:
+        exact, rounded = 8 / 255, 0.0313725
+        assert str(Difference("eps", exact, rounded)) == "eps: 0.03137255 here, 0.0313725 there"
+        assert str(Difference("pgd", {"eps": exact}, None)) == "pgd: eps 0.0313725 here, none there"
+        following = math.nextafter(exact, 1)
+        assert len(set(Difference("pgd", {"eps": exact}, {"eps": following}).said)) == 2
 
     def test_what_is_shared_stands_above(self) -> None:
         found = Sheet("t", ["a"], [True], [[1]], [], "All rows: x_y 1.")
