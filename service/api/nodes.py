@@ -10,6 +10,7 @@ from service.api.http.dependencies import MOST, Db
 from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.queue import nodes
+from service.queue.attempts import silences_since
 from service.schemas.service import NodeOut, NodeTrialOut
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=RESPONSES)
@@ -36,7 +37,16 @@ NODE: Example = {
     "joined_at": "2026-11-21T03:30:31.615887Z",
     "seen_at": "2026-11-21T03:33:01.124077Z",
     "left_at": None,
-    "trials": [{"id": 7, "experiment_id": 1, "place": "gpu2, GPU 0", "since": "2026-11-21T03:32:05.335151Z"}],
+    "trials": [
+        {
+            "id": 7,
+            "experiment_id": 1,
+            "place": "gpu2, GPU 0",
+            "since": "2026-11-21T03:32:05.335151Z",
+            "last_report_at": "2026-11-21T03:32:58.412203Z",
+            "hung_after": 1800.0,
+        }
+    ],
 }
 
 
@@ -54,8 +64,15 @@ def nodes_out(session: Session, project_id: int | None) -> list[NodeOut]:
     """The nodes with what runs on them, of a project (None: of all) those trials that its people may see."""
     rows = nodes.listed(session, MOST)
     running = nodes.running_on(session, rows, project_id)
+    every = [trial for there in running.values() for trial in there]
+    silent = silences_since(
+        session, {trial.id: (trial.experiment_id, trial.since) for trial in every if trial.since is not None}
+    )
     found = []
     for row in rows:
-        trials = [NodeTrialOut.model_validate(trial) for trial in running.get(row.id, ())]
+        trials = []
+        for trial in running.get(row.id, ()):
+            said = vars(silent[trial.id]) if trial.id in silent else {}
+            trials.append(NodeTrialOut.model_validate(trial).model_copy(update=said))
         found.append(NodeOut.model_validate(row).model_copy(update={"trials": trials}))
     return found

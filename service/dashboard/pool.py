@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -18,6 +19,7 @@ from service.database import ExperimentState, TrialState
 from service.database.engine import Database
 from service.experiments import store
 from service.experiments.listing import ExperimentFilter, list_experiments
+from service.queue.attempts import Silence
 from service.queue.cluster import GPUS
 from service.schemas.experiments import ExperimentOut
 from service.schemas.service import NodeOut, NodeTrialOut
@@ -60,6 +62,17 @@ class Group:
             return ""
         first, last = ago(min(begun)), ago(max(begun))
         return first if first == last else f"{first} to {last}"
+
+    @property
+    def stuck(self) -> list[tuple[int, Silence]]:
+        """Those that have reported nothing for long, and how long they may; whose time is up first comes first."""
+        told = [
+            (trial.id, Silence(trial.last_report_at, trial.hung_after))
+            for trial in self.trials
+            if trial.last_report_at is not None and trial.hung_after is not None
+        ]
+        long = [one for one in told if one[1].is_long]
+        return sorted(long, key=lambda one: one[1].last_report_at + timedelta(seconds=one[1].hung_after))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import Attempt, Environment, Experiment, Trial, TrialState
+from service.database import Attempt, Environment, Experiment, Trial, TrialState, now
 from service.database.engine import upsert
 from service.database.experiments import Pace, ResourceSeries
 from ttsv.config.fields import digest
@@ -42,6 +42,11 @@ class Silence:
 
     last_report_at: datetime
     hung_after: float
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a good part of that time is up: who looks for what is stuck wants to see it."""
+        return (now() - self.last_report_at).total_seconds() > self.hung_after / 4
 
 
 def hung_seconds(asked: float | None, longest_pause: float) -> float:
@@ -91,16 +96,21 @@ def listed(session: Session, trial_id: int, *, resources: bool = False) -> Seque
 
 
 def silences(session: Session, trials: Iterable[Trial]) -> dict[int, Silence]:
-    """Trial -> how long it is silent and may be, of those among these trials that run.
-
-    A report is known where the use of resources came with it (`ResourceSeries.pace`): every half minute, and after each
-    longer pause. So the last one may be half a minute later than said, and no pause is missed that makes the limit.
-    """
+    """Trial -> how long it is silent and may be, of those among these trials that run (`silences_since`)."""
     running = {
         trial.id: (trial.experiment_id, trial.started_at)
         for trial in trials
         if trial.state is TrialState.RUNNING and trial.started_at is not None
     }
+    return silences_since(session, running)
+
+
+def silences_since(session: Session, running: Mapping[int, tuple[int, datetime]]) -> dict[int, Silence]:
+    """Trial -> how long it is silent and may be, of trials of experiments whose newest attempts began then.
+
+    A report is known where the use of resources came with it (`ResourceSeries.pace`): every half minute, and after each
+    longer pause. So the last one may be half a minute later than said, and no pause is missed that makes the limit.
+    """
     if not running:
         return {}
     experiments = {experiment_id for experiment_id, _ in running.values()}

@@ -119,6 +119,12 @@ class NodeTrialOut(Out):
     experiment_id: int = Field(description="The experiment whose trial it is.")
     place: str = Field(description="The host, and which of its GPUs.")
     since: datetime | None = Field(description="When its newest attempt began.")
+    last_report_at: datetime | None = Field(
+        None, description="When it last told anything of its work; null until it began."
+    )
+    hung_after: float | None = Field(
+        None, description="Seconds without a report after which it is killed and tried again."
+    )
 
 
 class NodeOut(Out):

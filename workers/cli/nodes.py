@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.client_options import Json, connected, print_json, print_table
+from workers.cli.client_options import Json, connected, console, print_json, print_table
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
@@ -25,12 +25,18 @@ _MOST_LOOKED_AT = 50
 @nodes_app.command()
 @connected
 def nodes(client: "Client", as_json: Json = False) -> None:
-    """List the machines on which trials run, and those that left or were refused in the last day; then what waits."""
+    """List the machines on which trials run, and those that left or were refused in the last day.
+
+    Then how long trials have reported nothing, and what waits.
+    """
+    from workers.cli.tables import show_silences
+
     found = client.nodes()
     if as_json:
         print_json(found)
         return
     _show(found)
+    show_silences(console(), [trial for one in found for trial in one.trials])
     for state in ("running", "queued"):
         _show_waiting(islice(client.experiments(specs=False, state=state), _MOST_LOOKED_AT))
 

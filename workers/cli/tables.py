@@ -23,6 +23,7 @@ from service.schemas.comparisons import CompareOut
 from service.schemas.dry_runs import DryRunOut
 from service.schemas.experiments import ExperimentOut
 from service.schemas.leaderboards import LeaderboardOut
+from service.schemas.service import NodeTrialOut
 from service.schemas.trial_tables import EVERY, Shown, trials_sheet
 from service.schemas.trials import ArtifactOut, AttemptResources, TrialDetailOut, TrialOut
 from service.specs.columns import validates_on_test
@@ -108,7 +109,7 @@ _SILENT = 10
 """Of so many trials it is said how long they are silent."""
 
 
-def show_silences(console: Console, trials: Sequence[TrialOut]) -> None:
+def show_silences(console: Console, trials: Sequence[TrialOut | NodeTrialOut]) -> None:
     """How long trials that run have reported nothing, and how long they may: first whose time is up first."""
     moment = datetime.now(UTC)
     running = [

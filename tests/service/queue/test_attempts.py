@@ -12,7 +12,8 @@ from sqlalchemy import event, func, select, update
 from service.database import Attempt, Environment, Trial, now
 from service.database.engine import Database
 from service.database.experiments import ResourceSeries
-from service.queue import attempts
+from service.queue import attempts, nodes
+from service.queue.cluster import Node
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
 from tests.held import under, unfinished_trials
@@ -112,6 +113,13 @@ def told(api: TestClient, path: str) -> Any:
     return api.get(path).raise_for_status().json()
 
 
+def begin_long_ago(session: Any) -> None:
+    """Has the attempt have begun 26 minutes ago."""
+    began = now() - timedelta(minutes=26, seconds=0.5)
+    session.execute(update(Trial).values(started_at=began))
+    session.execute(update(Attempt).values(started_at=began))
+
+
 class TestSilence:
     """What is said of a trial while it runs: when it last reported, and how long it may say nothing."""
 
@@ -184,6 +192,21 @@ class TestSilence:
         with database.read() as session:
             assert (ask(session), len(statements)) == ({trial_id}, 2)
 
+    def test_the_nodes_say_it_of_what_runs_on_them(self, api: TestClient, database: Database, begun: Any) -> None:
+        lease, trial_id, start = begun
+        node = Node("n" * 56, "node-1", "10.0.0.2", cpus=8, gpus=0, memory_gib=20.5)
+        database.write(lambda session: nodes.record(session, "worker", [node]))
+        start("node-1")
+        paced: ResourceSeries = {**SERIES, "pace": {"reported": 60.0, "longest_pause": 400.0}}
+        database.write(under(lease, HeldExperiment.record_resources, trial_id, paced))
+
+        ((trial,),) = [one["trials"] for one in told(api, "/v1/nodes")]
+        assert self.of(trial | {"started_at": trial["since"]}) == (60.0, 4000.0)
+        words = re.compile(rf"trial {trial_id}: last report 25 min( \d s)? ago; killed and tried again after 1 h 6 min")
+        assert "last report" not in api.get("/pool", headers={"Accept": "text/html"}).raise_for_status().text
+        database.write(begin_long_ago)
+        assert words.search(api.get("/pool", headers={"Accept": "text/html"}).raise_for_status().text)
+
     def test_the_page_says_it_and_tables_of_files_do_not(self, api: TestClient, database: Database, begun: Any) -> None:
         lease, trial_id, start = begun
         browser = {"Accept": "text/html"}
@@ -194,13 +217,7 @@ class TestSilence:
         paced: ResourceSeries = {**SERIES, "pace": {"reported": 60.0, "longest_pause": 400.0}}
         database.write(under(lease, HeldExperiment.record_resources, trial_id, paced))
 
-        def age(session: Any) -> None:
-            """Has the attempt have begun so long ago that it said nothing for 25 minutes."""
-            began = now() - timedelta(minutes=26, seconds=0.5)
-            session.execute(update(Trial).values(started_at=began))
-            session.execute(update(Attempt).values(started_at=began))
-
-        database.write(age)
+        database.write(begin_long_ago)
         words = re.compile(
             r"<dt>last report</dt><dd>25 min( \d s)? ago; killed and tried again after 1 h 6 min without one</dd>"
         )

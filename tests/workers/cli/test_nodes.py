@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from typer.testing import CliRunner, Result
 
 from service.client import Client
 from service.database.engine import Database
-from service.queue import nodes
+from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.contenders import say_why
+from service.queue.trials import HeldExperiment
 from service.specs.states import NodeState
+from tests.held import under
 from workers.cli.__main__ import app
 from workers.node import membership
 from workers.node.membership import Offer
@@ -62,6 +65,20 @@ def test_what_waits_says_why(there: str, sqlite_url: str) -> None:
     database.close()
     done = run(there, "nodes")
     assert done.stdout.splitlines()[4:] == [f"experiment {waits.id} ([bold]large) waits: {reason}"]
+
+
+def test_what_runs_says_how_long_it_may_be_silent(there: str, sqlite_url: str) -> None:
+    with Client(there) as client:
+        client.submit({"name": "one", "base": {"dataset": "digits", "model": "small-cnn"}})
+    database = Database(sqlite_url)
+    lease = database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    database.write(under(lease, HeldExperiment.start_trial, 1))
+    database.write(under(lease, HeldExperiment.place_trial, 1, "gpu2, GPU 0"))
+    database.close()
+    lines = run(there, "nodes").stdout.splitlines()
+    assert lines[2].split("\t")[7] == "1"
+    assert re.fullmatch(r"trial 1: last report \d s ago; killed and tried again after 30 min without one", lines[4])
 
 
 def test_json_for_scripts(there: str) -> None:
