@@ -78,11 +78,11 @@ def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | 
 
 
 def part(session: Session, worker: str) -> None:
-    """Takes a worker off the list. What waits waits for a worker where it was the last."""
+    """Takes a worker off the list. What waits waits for a worker where it was the last, and for no larger node."""
     session.execute(delete(Worker).where(Worker.name == worker))
     if session.scalar(select(Worker.name).where(Worker.seen_at >= now() - HEARD_WITHIN).limit(1)) is None:
         queued = Experiment.state == ExperimentState.QUEUED
-        session.execute(update(Experiment).where(queued).values(waiting=NOBODY))
+        session.execute(update(Experiment).where(queued).values(waiting=NOBODY, unfit_since=None))
 
 
 def claim(

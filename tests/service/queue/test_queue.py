@@ -29,6 +29,7 @@ from service.experiments import actions, store, submission
 from service.experiments.submission import Draft, trial_columns
 from service.leaderboards import field_index
 from service.queue import driver_reads, leases
+from service.queue.census import take_census
 from service.queue.contenders import say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
@@ -172,6 +173,20 @@ class TestClaim:
         claim()
         (experiment,) = table(Experiment)
         assert (experiment.waiting, experiment.unfit_since) == (None, None)
+
+    def test_the_time_without_any_worker_is_not_time_in_which_it_fits_no_node(
+        self, submit: Submit, database: Database, table: Table
+    ) -> None:
+        """Else the next worker would fail it at its first look, before its nodes have joined."""
+        experiment_id = submit()
+        write(database, leases.greet, "a", 4, 0)
+        write(database, say_why, {experiment_id: "needs 3 GPUs on one node; the largest has 2"}, {experiment_id})
+        write(database, leases.part, "a")
+        (experiment,) = table(Experiment)
+        assert (experiment.waiting, experiment.unfit_since) == (leases.NOBODY, None)
+        with database.read() as session:
+            waiting = take_census(session).waiting
+        assert {name: count for name, count in waiting.items() if count} == {"worker": 1}
 
 
 class TestBlame:
