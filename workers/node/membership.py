@@ -91,7 +91,12 @@ class Membership:
             self._pause(verdict.words)
             return
         began = time.monotonic()
-        self._start(name)
+        try:
+            self._start(name)
+        except OSError as error:  # such as for want of room on the disk, which may end
+            self._ray.stop()
+            self._pause(f"Ray cannot be started here: {error}")
+            return
         joined = self._stay(name)
         words, mps = self._ray.last_words(), self._offer.mps
         if mps is not None and mps.failed():
@@ -144,6 +149,12 @@ class Membership:
         return joined
 
     def _probe(self, name: str) -> Verdict:
+        try:
+            return self._probed(name)
+        except OSError as error:  # no process can be started now: no reason to end those that are at work
+            return Verdict(Outcome.UNANSWERED, f"the probe cannot be run: {error}")
+
+    def _probed(self, name: str) -> Verdict:
         machine = describe(Path(tempfile.gettempdir()), {**os.environ, **self._offer.environment})
         note = NodeNote(name, socket.gethostname(), machine)
         env = {**without_settings(), **usable_instructions(), **token_environment(self._token)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -175,6 +176,23 @@ def test_ray_that_does_not_start_is_quoted(
     assert "Ray did not start here:\nno room" in caplog.text
 
 
+def test_a_machine_that_cannot_start_ray_now_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As its worker does: its disk may be full for an hour, and nobody is there to start the node anew."""
+
+    def start(_: StandInRay, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StandInRay, "start", start)
+    found = member(tmp_path, monkeypatch, [FITS, FITS, Verdict(Outcome.REFUSED)])
+    with pytest.raises(UserError):
+        found.run()
+    assert pauses == [2, 4]
+    assert "No space left on device; trying head:6379 again in 2 s" in caplog.text
+    assert ray(found).stops == 3
+
+
 def test_it_looks_again_while_it_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,3 +245,14 @@ class TestProbe:
         verdict = self.probe(tmp_path, code)
         assert verdict.outcome is Outcome.UNANSWERED
         assert verdict.words
+
+    def test_a_machine_that_can_start_no_process_now_keeps_those_it_has(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any, **__: Any) -> bytes:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(membership, "ask", refuse)
+        verdict = self.probe(tmp_path, "")
+        assert verdict.outcome is Outcome.UNANSWERED
+        assert "Resource temporarily unavailable" in verdict.words
