@@ -45,7 +45,10 @@ class Observation:
             logger.warning("the observer of the cluster's nodes ended; starting another (see %s)", self._log)
             self._child = None
         if self._child is None and time.monotonic() >= self._start_after:
-            self._start(address, env)
+            try:
+                self._start(address, env)
+            except OSError as error:  # such as for want of room on the disk; the drivers at work need no observer
+                logger.error("the observer of the cluster's nodes cannot be started, trying again: %s", error)
         return self._nodes
 
     def stop(self) -> None:
@@ -56,10 +59,9 @@ class Observation:
 
     def _start(self, address: str, env: Mapping[str, str]) -> None:
         self._start_after = time.monotonic() + PAUSE_SECONDS
+        marker = [_marked(self._data_dir)] if self._shared else []
         reader, writer = os.pipe()
-        command = [*OBSERVER, address, str(writer), str(self._data_dir)]
-        if self._shared:
-            command.append(_marked(self._data_dir))
+        command = [*OBSERVER, address, str(writer), str(self._data_dir), *marker]
         try:
             self._child = spawn(
                 command, env={**env, **self._store()}, log=self._log, death=signal.SIGKILL, pass_fds=[writer]
@@ -100,11 +102,11 @@ def _marked(data_dir: Path) -> str:
     marker = data_dir / MARKER
     if not marker.exists():
         fresh = marker.with_name(f"{MARKER}-{secrets.token_hex(4)}")
-        fresh.write_text(secrets.token_hex(16))
         try:
+            fresh.write_text(secrets.token_hex(16))
             marker.hardlink_to(fresh)
         except FileExistsError:
             pass
         finally:
-            fresh.unlink()
+            fresh.unlink(missing_ok=True)
     return marker.read_text()

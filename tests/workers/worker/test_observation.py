@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +76,33 @@ def test_one_that_ends_is_started_again_after_a_pause(
     wait_for(starts, 20)
     assert "the observer of the cluster's nodes ended" in caplog.text
     assert look(seen) == (NODE,), "what was seen last counts until more is seen"
+
+
+@pytest.mark.parametrize("call", ["spawn", "marker"])
+def test_a_machine_that_cannot_start_it_now_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """The worker goes on, with its drivers; neither descriptors nor files are left of the tries."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(observation, "PAUSE_SECONDS", 0.0)
+    runs(monkeypatch, f"os.write(fd, {nodes_as_json([NODE])!r} + b'\\n'); time.sleep(60)")
+    seen = Observation(tmp_path, shared=True)
+    with monkeypatch.context() as full:
+        if call == "spawn":
+            full.setattr(observation, "spawn", refuse)
+        else:
+            full.setattr(Path, "hardlink_to", refuse)
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            assert look(seen) is None
+        assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+        assert not list(tmp_path.glob(f"{MARKER}-*"))
+    assert "cannot be started, trying again: [Errno 28] No space left on device" in caplog.text
+    assert wait_for(lambda: look(seen), 20) == (NODE,)
+    seen.stop()
 
 
 def test_a_shared_folder_is_marked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
