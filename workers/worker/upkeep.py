@@ -39,7 +39,7 @@ class Upkeep:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database, self._settings = database, settings
         self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
-        self._swept = False
+        self._finished = self._swept = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -55,7 +55,7 @@ class Upkeep:
         retain_after, begun = 0.0, False
         while not self._over.wait(LOOK_SECONDS if begun else 0):
             with contextlib.suppress(SQLAlchemyError):  # the poller says that the database is away
-                self.tidy(first=not begun)
+                self.tidy(first=not self._finished)
                 self.sweep()
                 if self._rules.some and time.monotonic() >= retain_after:
                     self.retain()
@@ -66,9 +66,10 @@ class Upkeep:
         """Removes what was deleted; at first also files whose removal somebody left half done."""
         try:
             folder = DataFolder.of(self._settings)
+            remove_marked(self._database, folder)
             if first:
                 finish(self._database, folder)
-            remove_marked(self._database, folder)
+                self._finished = True
         except OSError as error:
             logger.warning("files stay for now: %s", error)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from service.access.security import ANYONE
@@ -275,6 +276,25 @@ def test_the_worker_does_it_by_itself(
     assert [one for one in trials if (folder.path / f"trials/{one}/1/model.safetensors").exists()] == [trials[1]]
     with database.read() as session:
         assert session.scalars(select(Event.actor).where(Event.kind == "pruned")).all() == ["retention"]
+
+
+def test_a_worker_that_begins_in_an_outage_finishes_what_was_left_after_it(
+    database: Database, source: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.upkeep.LOOK_SECONDS", 0.01)
+    tries: list[int] = []
+
+    def away_at_first(*_: Any) -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OperationalError("select", {}, Exception("away"))
+        return 0
+
+    monkeypatch.setattr("workers.worker.upkeep.finish", away_at_first)
+    monkeypatch.setattr(Upkeep, "sweep", lambda _: None)
+    with Upkeep(source, database):
+        time.sleep(0.5)
+    assert len(tries) == 2, "once more, and when it is done no more"
 
 
 def test_the_worker_s_loop_does_all_of_it(
