@@ -110,8 +110,8 @@ def extend(
 
     Trials that are there are not run again; a final experiment is queued again. Where nothing is new nothing changes.
     """
-    draft = submitted.draft(draft_extension, experiment_id, additions=additions)
-    return submitted.store(draft, {"extend": experiment_id} | additions.model_dump())
+    request = {"extend": experiment_id} | additions.model_dump()
+    return submitted.of(experiment_id, request, draft_extension, additions=additions)
 
 
 @_action("clone", CREATED, 429, status=201)
@@ -122,8 +122,7 @@ def clone(
 ) -> Any:
     """Stores a new experiment of the same spec, extensions and changes included."""
     name = body.name if body else None
-    draft = submitted.draft(draft_clone, experiment_id, name=name)
-    return submitted.store(draft, {"clone": experiment_id, "name": name})
+    return submitted.of(experiment_id, {"clone": experiment_id, "name": name}, draft_clone, name=name)
 
 
 @_action("re-evaluate", CREATED, 429, status=201)
@@ -141,8 +140,8 @@ def reevaluate(
 
     Its spec lists the trials with their new evaluation; each trial names the one whose network it takes.
     """
-    draft = submitted.draft(draft_reevaluation, experiment_id, evaluation=body.evaluation, name=body.name)
-    return submitted.store(draft, {"re-evaluate": experiment_id} | body.model_dump())
+    request = {"re-evaluate": experiment_id} | body.model_dump()
+    return submitted.of(experiment_id, request, draft_reevaluation, evaluation=body.evaluation, name=body.name)
 
 
 @router.patch(

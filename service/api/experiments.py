@@ -118,10 +118,23 @@ class Submission:
         ),
     ] = None
 
-    def draft(self, make: Callable[..., Draft], experiment_id: int, **asked: Any) -> Draft:
-        """What one of the functions `draft_...` of `service.experiments.submission` makes of an experiment."""
+    def of(
+        self, experiment_id: int, request: dict[str, JsonValue], make: Callable[..., Draft], **asked: Any
+    ) -> dict[str, JsonValue]:
+        """Submits what a function `draft_...` of `service.experiments.submission` makes of an experiment.
+
+        A request that was answered before gets its answer whatever became of the experiment since, which may not let
+        itself be drafted from any more.
+        """
         with self.database.read() as session:
-            return make(session, experiment_id, who=self.who, max_trials=self.settings.max_trials, **asked)
+            known = store.answered(session, self.idempotency_key, request, project_id=self.who.project_id)
+            if known is None:
+                draft = make(session, experiment_id, who=self.who, max_trials=self.settings.max_trials, **asked)
+        if known is None:
+            return self.store(draft, request)
+        if known["id"] != experiment_id:
+            self.response.headers["Location"] = f"/v1/experiments/{known['id']}"
+        return known
 
     def store(self, draft: Draft, request: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Submits a draft; the experiment as plain data.

@@ -85,18 +85,36 @@ def answer_once(
     """
     if key is None:
         return answer()
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    mine = key if project_id is None else f"project {project_id}: {hashlib.sha256(key.encode()).hexdigest()}"
+    mine = _key_of(key, project_id)
     if is_postgres(session):
         # Two first requests at once: the second waits here for the first one's commit. (SQLite has one writer.)
         session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": mine})
-    if known := session.get(IdempotencyKey, mine):
-        if known.body_sha256 != digest:
-            raise IdempotencyError(f"Idempotency-Key {key!r} was used before with another body; use a new key")
-        return known.response
+    if (known := answered(session, key, body, project_id=project_id)) is not None:
+        return known
     response = answer()
-    session.add(IdempotencyKey(key=mine, body_sha256=digest, response=response))
+    session.add(IdempotencyKey(key=mine, body_sha256=_digest_of(body), response=response))
     return response
+
+
+def answered(
+    session: Session, key: str | None, body: JsonValue, *, project_id: int | None = None
+) -> dict[str, JsonValue] | None:
+    """What `answer_once` answered to the key before, or None; raises `IdempotencyError` if the body differs."""
+    known = None if key is None else session.get(IdempotencyKey, _key_of(key, project_id))
+    if known is None:
+        return None
+    if known.body_sha256 != _digest_of(body):
+        raise IdempotencyError(f"Idempotency-Key {key!r} was used before with another body; use a new key")
+    return known.response
+
+
+def _key_of(key: str, project_id: int | None) -> str:
+    """The key as it is stored."""
+    return key if project_id is None else f"project {project_id}: {hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _digest_of(body: JsonValue) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def get_experiment(

@@ -38,6 +38,8 @@ class _Parts:
     trials: Sequence[FieldValues]
 
 
+_LEAST_SHARE = 0.0001
+"""Of a core or a GPU: Ray counts in ten-thousandths, and starts no trial that reserves less."""
 _PROBES = 32
 """Points of a search space that are tried when it is posted."""
 
@@ -97,6 +99,13 @@ def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
     trials = [_flatten(trial, f"trials[{index}]", problems) for index, trial in enumerate(spec.trials)]
     parts = _Parts(spec, base, variants, trials)
     _check_axes(parts, problems)
+    # Here and not where they are read: workers read what was stored before, too.
+    shares = {"cpus": spec.resources.cpus, "gpus": spec.resources.gpus}
+    problems += [
+        FieldProblem(f"resources.{name}", f"must be at least {_LEAST_SHARE:g}, not {share:g}")
+        for name, share in shares.items()
+        if 0 < share < _LEAST_SHARE
+    ]
     if spec.repeat > 1 and "seed" in spec.grid:
         problems.append(FieldProblem("repeat", "gives each trial its seeds; remove it, or the axis grid.seed"))
     if spec.search is not None:

@@ -203,6 +203,17 @@ class DivisionConfig(Checked):
         None, "in place of the layers' own eps (the paper's authors: 1e-6)", Number(0, above=True)
     )
 
+    def canonical(self) -> "DivisionConfig":
+        """The same division with every field that has no effect set to its default."""
+        unused: list[str] = []
+        if self.conv is None and self.linear is None:
+            unused += ["power_iterations"]
+        if self.conv is None:
+            unused += ["operator"]
+        if self.batch_norm is None:
+            unused += ["batch_norm_eps"]
+        return at_default(self, unused)
+
 
 _LEFT_ALONE = ("soc", "cayley")
 """Kinds of convolution that a projection passes over, to reach other layers; those of others it could not write."""
@@ -308,7 +319,9 @@ class TrialConfig(Checked):
         if layer not in ("soc", "soc-tt"):
             training = at_default(training, ["soc_iterations"])
         augmentation = self.augmentation if self.augmentation.pad else at_default(self.augmentation, ["padding"])
-        parts = {"training": training, "evaluation": self.evaluation.canonical()}
+        parts: dict[str, Checked] = {"training": training, "evaluation": self.evaluation.canonical()}
+        if "division" not in unused:
+            parts["division"] = self.division.canonical()
         return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)
 
     def check_images(self, info: DatasetInfo | None = None, *, build: bool = True) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ttsv.config.evaluation import EvaluationConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport, LayerNorms
 from ttsv.data.loading import Dataset
@@ -32,7 +33,7 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> AnyRecord:
+def evaluation_protocol(subject: Subject, evidence: Evidence, config: EvaluationConfig) -> AnyRecord:
     """The protocol of an evaluation's numbers, JSON-ready: results of equal protocols may be compared.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
@@ -70,10 +71,10 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> AnyR
     if evidence.attacks:
         images |= {name: len(attack.robust) for name, attack in evidence.attacks.items()}
         protocol["attacks"] = {name: _attack(attack) for name, attack in evidence.attacks.items()}
-    if evidence.bound is not None:
+    if evidence.bound is not None or evidence.no_bound is not None:  # a network without one is measured no otherwise
         protocol["certificates"] = "L2, pixels: product of rigorous bounds of every layer, float64"
-    if evidence.certificates is not None:
-        images["certified"] = len(evidence.certificates.radii)
+    if config.certified:
+        images["certified"] = count
     if evidence.lipschitz:
         images["lipschitz"] = len(evidence.lipschitz[0].values)
         protocol["lipschitz"] = {
@@ -81,7 +82,7 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> AnyR
             "norm": "L2",
             "methods": sorted({one.method for one in evidence.lipschitz}),
             "ascent_steps": ASCENT_STEPS,
-            "seed": seed,
+            "seed": config.seed,
         }
     if evidence.corruption is not None:
         images["corruptions"] = evidence.corruption.protocol["images"]

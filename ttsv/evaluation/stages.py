@@ -104,7 +104,7 @@ def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProg
     return Measured(
         columns=columns(evidence, baseline),
         results=results(evidence, config, baseline) | said,
-        protocol=evaluation_protocol(subject, evidence, config.seed),
+        protocol=evaluation_protocol(subject, evidence, config),
         violations=find_violations(evidence),
         evidence=evidence,
     )

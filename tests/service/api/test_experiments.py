@@ -36,6 +36,7 @@ SPEC: dict[str, Any] = {
     "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training": {"epochs": 4}},
     "grid": {"rank": [None, 8], "lambda_ort": [0.0, 1.0], "seed": [0, 1]},
 }
+PLAIN: dict[str, Any] = {"name": "plain", "base": {"dataset": "digits", "model": "small-cnn"}}
 
 
 def problem(response: Any, status: int, *fields: str) -> dict[str, Any]:
@@ -150,6 +151,24 @@ class TestIdempotency:
         response = api.post("/v1/experiments", json=SPEC | {"name": "other"}, headers={"Idempotency-Key": "k-1"})
         assert "use a new key" in problem(response, 422, "Idempotency-Key")["detail"]
         assert len(table(Experiment)) == 1
+
+    def test_an_extension_sent_again_is_answered_as_before_though_it_has_grown_since(self, api: TestClient) -> None:
+        path = f"/v1/experiments/{api.post('/v1/experiments', json=PLAIN).json()['id']}/extend"
+        first = api.post(path, json={"repeat": 2}, headers={"Idempotency-Key": "k-1"})
+        assert api.post(path, json={"repeat": 3}).json()["trial_count"] == 3
+        again = api.post(path, json={"repeat": 2}, headers={"Idempotency-Key": "k-1"})
+        assert (again.status_code, again.json()) == (200, first.json())
+        other = api.post(path, json={"repeat": 4}, headers={"Idempotency-Key": "k-1"})
+        assert "use a new key" in problem(other, 422, "Idempotency-Key")["detail"]
+
+    def test_a_clone_sent_again_is_answered_as_before_though_its_origin_is_gone(self, api: TestClient) -> None:
+        path = f"/v1/experiments/{api.post('/v1/experiments', json=PLAIN).json()['id']}"
+        first = api.post(f"{path}/clone", headers={"Idempotency-Key": "k-1"})
+        api.post(f"{path}/cancel")
+        assert api.delete(path).json()["deleted"]
+        again = api.post(f"{path}/clone", headers={"Idempotency-Key": "k-1"})
+        assert (again.status_code, again.json()) == (201, first.json())
+        assert again.headers["Location"] == first.headers["Location"]
 
     @pytest.mark.parametrize("key", ["", "x" * 201])
     def test_keys_have_a_length(self, sqlite_api: TestClient, key: str) -> None:

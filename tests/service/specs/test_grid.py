@@ -480,3 +480,16 @@ def test_counting_is_expanding(data: st.DataObject) -> None:
     assert (tally.points, tally.idle, tally.trials) == (plan.points, plan.idle, len(plan.trials))
     counts = Counter(planned.cell for planned in plan.trials)
     assert {cell.config.cell(): cell.trials for cell in tally.cells} == counts
+
+
+@pytest.mark.parametrize("name", ["cpus", "gpus"])
+def test_a_share_that_ray_cannot_count_is_refused(name: str) -> None:
+    def spec(share: float) -> ExperimentSpec:
+        base = {"dataset": "digits", "model": "small-cnn"}
+        return ExperimentSpec.model_validate({"name": "test", "base": base, "resources": {name: share}})
+
+    for look in (expand_grid, count_grid):
+        with pytest.raises(SpecError) as caught:
+            look(spec(0.00009), max_trials=10)
+        assert [problem.field for problem in caught.value.problems] == [f"resources.{name}"]
+        assert look(spec(0.0001), max_trials=10).points == 1

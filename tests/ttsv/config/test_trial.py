@@ -271,6 +271,17 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"layer": "tt", "rank": 8, "ort_normalizer": "code"}, {"layer": "tt", "rank": 8}),
     ({"constraint": "divide", "division": {"every": 3}}, {}),
+    (
+        {
+            "constraint": "divide",
+            "division": {"batch_norm": 7, "power_iterations": 3, "operator": "periodic"},
+        },
+        {"constraint": "divide", "division": {"batch_norm": 7}},
+    ),
+    (
+        {"constraint": "divide", "division": {"linear": 7, "operator": "periodic", "batch_norm_eps": 1e-6}},
+        {"constraint": "divide", "division": {"linear": 7}},
+    ),
     ({"division": {"conv": 7}, "augmentation": {"padding": "symmetric"}}, {}),
     (
         {"constraint": "divide", "division": {"conv": 7}, "delta": 2, "clipping": {"every": 3}},
@@ -296,6 +307,10 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"layer": "tt", "rank": 8, "frames": "orthonormal"}, {"layer": "tt", "rank": 8}),
     ({"layer": "soc-tt", "rank": 8}, {"layer": "tt", "rank": 8}),
     ({"constraint": "divide", "division": {"batch_norm": 7}}, {}),
+    (
+        {"constraint": "divide", "division": {"linear": 7, "power_iterations": 3}},
+        {"constraint": "divide", "division": {"linear": 7}},
+    ),
     ({"training": {"select": "best"}}, {}),
     ({"augmentation": {"pad": 4, "padding": "symmetric"}}, {"augmentation": {"pad": 4}}),
     ({"mean": [0.4]}, {}),

@@ -549,7 +549,8 @@ def test_a_network_without_a_bound_gets_no_certificate_and_the_record_says_why(d
     assert measured.columns["certified_36"] is None
     assert measured.results["certified"]["bound"] is None
     assert measured.results["certified"]["why"]
-    assert "certificates" not in measured.protocol
+    # Its other numbers may be compared with those of networks that have one.
+    assert measured.protocol == run(small(), digits, tmp_path, certified=True).protocol
 
 
 # --- saved networks ---
