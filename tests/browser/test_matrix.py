@@ -167,6 +167,13 @@ def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, brow
     assert page.evaluate("document.querySelector('#matrix select[name=seeds]').value") == "max"
     page.go_back()
     tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
+    # The first choice is gone back to from an address that names the tab, too.
+    tab.go(f"{page.url.partition('#')[0].partition('?')[0]}#matrix")
+    drawn(tab)
+    page.locator("#matrix select[name=seeds]").select_option("max")
+    tab.until("() => location.search.includes('seeds=max')")
+    page.go_back()
+    tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
 
 
 def test_a_condition_that_names_no_field_is_refused_where_it_was_written(
