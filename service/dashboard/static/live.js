@@ -208,9 +208,10 @@ function ofList() {
   const { pool, rows: address } = document.body.dataset;
   const pause = pool === undefined ? PAUSE : WHOLE / 2;
   const stale = new Set();
-  const whole = throttled(() => {
+  const whole = throttled(async () => {
     stale.clear();
-    return refresh();
+    await refresh();
+    connect();
   }, pause);
   const single = throttled(async () => {
     if (stale.size === 0) return;
@@ -234,22 +235,30 @@ function ofList() {
   }, pause);
   if (pool !== undefined) setInterval(() => document.hidden || whole(), MINUTE); // machines come and go by themselves
   let known = Number(document.body.dataset.newest);
-  listen(stream, {
-    posted: ({ id }) => {
-      if (id !== known) whole();
-      known = id;
-    },
-    progress: (update) => {
-      const row = rowOf(update.id);
-      if (row === null || row.dataset.progress === progressed(update)) return;
-      if (pool !== undefined && !OPEN.has(update.state)) {
-        whole(); // what is over leaves the pool
-        return;
-      }
-      stale.add(update.id);
-      single();
-    },
-  });
+  let heard = null;
+  /** Listens to the experiments that are listed now: new ones as well, and none that is there no more. */
+  const connect = () => {
+    const ids = [...document.querySelectorAll("tr[data-experiment]")].map((row) => row.dataset.experiment).sort();
+    const address = `${stream}?${new URLSearchParams(ids.map((id) => ["experiment", id]))}`;
+    if (address === heard) return;
+    heard = address;
+    listen(address, { posted, progress });
+  };
+  const posted = ({ id }) => {
+    if (id !== known) whole();
+    known = id;
+  };
+  const progress = (update) => {
+    const row = rowOf(update.id);
+    if (row === null || row.dataset.progress === progressed(update)) return;
+    if (pool !== undefined && !OPEN.has(update.state)) {
+      whole(); // what is over leaves the pool
+      return;
+    }
+    stale.add(update.id);
+    single();
+  };
+  connect();
 }
 
 if (changes !== undefined) ofExperiment();
