@@ -167,6 +167,13 @@ def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, brow
     assert page.evaluate("document.querySelector('#matrix select[name=seeds]').value") == "max"
     page.go_back()
     tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
+    # The first choice is gone back to from an address that names the tab, too.
+    tab.go(f"{page.url.partition('#')[0].partition('?')[0]}#matrix")
+    drawn(tab)
+    page.locator("#matrix select[name=seeds]").select_option("max")
+    tab.until("() => location.search.includes('seeds=max')")
+    page.go_back()
+    tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
 
 
 def test_a_condition_that_names_no_field_is_refused_where_it_was_written(
@@ -188,8 +195,12 @@ def test_a_condition_that_names_no_field_is_refused_where_it_was_written(
 
 
 def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, browse: Callable[..., Tab]) -> None:
-    tab = drawn(browse(f"{live.url}/experiments/1"))
+    tab = browse("about:blank")
     page = tab.page
+    page.route("**/experiments/1/stream?*", lambda route: route.fulfill(status=503), times=1)  # asked for again
+    with page.expect_response(lambda answer: "/stream?" in answer.url and answer.status == 200):
+        tab.go(f"{live.url}/experiments/1")
+    drawn(tab)
     before = page.locator("#matrix .behind table").text_content()
     tab.quiet(3)  # nothing changed, nothing is asked for
     tab.asked.clear()

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.client import Client
 from service.database import EpochPoint, Event, Experiment, Trial, TrialState
+from service.experiments import actions
 from service.experiments.submission import Draft, submit
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
@@ -312,8 +313,21 @@ class TestLists:
         assert tab.page.locator("input[name=experiment]").is_checked()
         assert tab.page.locator("a.tag").get_attribute("href") == "?tag=pages"
         tab.go(f"{live.url}/")
-        posted(live, "a new one")
+        new = posted(live, "a new one")
         tab.page.locator("a:text-is('a new one')").wait_for()
+        live.database.write(lambda session: actions.cancel(session, new))
+        tab.page.locator(f"tr[data-experiment='{new}']", has_text="cancelled").wait_for()  # it is listened to as well
+        # A stream that is refused, as one that names a deleted experiment is, is asked for again.
+        last = posted(live, "the last")
+        tab.page.locator("a:text-is('the last')").wait_for()
+        tab.page.route("**/v1/stream?*", lambda route: route.fulfill(status=503), times=1)
+        with tab.page.expect_response("**/v1/stream?*"):
+            newest = posted(live, "newest")
+        live.database.write(lambda session: actions.cancel(session, last))
+        live.database.write(lambda session: actions.cancel(session, newest))
+        for one in (last, newest):
+            tab.page.locator(f"tr[data-experiment='{one}']", has_text="cancelled").wait_for()
+        tab.complaints.clear()  # the console tells of what was refused
 
     @staticmethod
     def received(tab: Tab) -> list[int]:

@@ -4,6 +4,7 @@ const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
 const MINUTE = 60000;
 const AGAIN = 2000; // after which is asked again where the service did not answer
+const SELDOM = 60000; // at least so often it is asked again for a stream that was refused
 const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
@@ -107,13 +108,33 @@ export async function refresh(only = "[data-live]", address = location.href) {
 const { stream, after, changes, fields, open, trial } = document.body.dataset;
 let source = null;
 let newest = Number(after ?? 0);
+let refusals = 0;
 
-function listen(address, handlers) {
-  source?.close();
-  source = new EventSource(address);
+/**
+ * Listens to a stream in place of the one before. A browser connects again by itself where a stream breaks off, and
+ * never where it is refused, as while the database or what stands before the service is away: then `again` does.
+ */
+function listen(address, handlers, again) {
+  hush();
+  const mine = new EventSource(address);
+  source = mine;
   for (const [name, handle] of Object.entries(handlers)) {
-    source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
+    mine.addEventListener(name, (event) => handle(JSON.parse(event.data)));
   }
+  mine.addEventListener("open", () => {
+    refusals = 0;
+  });
+  mine.addEventListener("error", () => {
+    if (mine.readyState !== EventSource.CLOSED) return;
+    setTimeout(() => mine === source && again(), Math.min(SELDOM, AGAIN * 2 ** refusals));
+    refusals += 1;
+  });
+}
+
+/** Listens no more. */
+function hush() {
+  source?.close();
+  source = null;
 }
 
 /** The page of an experiment. */
@@ -149,19 +170,19 @@ function ofExperiment() {
     if (all) rows();
     soon();
   };
-  const connect = () =>
-    listen(`${stream}&after=${newest}`, {
-      progress: () => {
-        document.dispatchEvent(new CustomEvent("progressed"));
-        soon();
-      },
-      trials: ({ ids }) => changed(ids),
-      event: ({ trial_id: id, kind }) => changed(id === null ? [] : [id], RESHAPING.has(kind)),
-      end: () => {
-        source.close();
-        soon();
-      },
-    });
+  const handlers = {
+    progress: () => {
+      document.dispatchEvent(new CustomEvent("progressed"));
+      soon();
+    },
+    trials: ({ ids }) => changed(ids),
+    event: ({ trial_id: id, kind }) => changed(id === null ? [] : [id], RESHAPING.has(kind)),
+    end: () => {
+      hush();
+      soon();
+    },
+  };
+  const connect = () => listen(`${stream}&after=${newest}`, handlers, connect);
   document.addEventListener("acted", () => {
     soon.now();
     connect();
@@ -178,7 +199,7 @@ function ofTrial() {
   const silence = setInterval(() => document.hidden || silent(), MINUTE); // of a trial that reports nothing nobody tells
   const end = () => {
     clearInterval(silence);
-    source.close();
+    hush();
   };
   const look = async () => {
     const found = await ask(`/v1/trials/${trial}?fields=state,epoch,attempts`, "application/json");
@@ -196,7 +217,8 @@ function ofTrial() {
     if (done) end();
   };
   const soon = throttled(look, PAUSE);
-  listen(stream, { progress: soon, end: () => (end(), soon()) });
+  const connect = () => listen(stream, { progress: soon, end: () => (end(), soon()) }, connect);
+  connect();
 }
 
 /** What the stream tells of an experiment, as its row is marked with it. */
@@ -208,9 +230,10 @@ function ofList() {
   const { pool, rows: address } = document.body.dataset;
   const pause = pool === undefined ? PAUSE : WHOLE / 2;
   const stale = new Set();
-  const whole = throttled(() => {
+  const whole = throttled(async () => {
     stale.clear();
-    return refresh();
+    await refresh();
+    connect();
   }, pause);
   const single = throttled(async () => {
     if (stale.size === 0) return;
@@ -234,22 +257,33 @@ function ofList() {
   }, pause);
   if (pool !== undefined) setInterval(() => document.hidden || whole(), MINUTE); // machines come and go by themselves
   let known = Number(document.body.dataset.newest);
-  listen(stream, {
-    posted: ({ id }) => {
-      if (id !== known) whole();
-      known = id;
-    },
-    progress: (update) => {
-      const row = rowOf(update.id);
-      if (row === null || row.dataset.progress === progressed(update)) return;
-      if (pool !== undefined && !OPEN.has(update.state)) {
-        whole(); // what is over leaves the pool
-        return;
-      }
-      stale.add(update.id);
-      single();
-    },
-  });
+  let heard = null;
+  /** Listens to the experiments that are listed now: new ones as well, and none that is there no more. */
+  const connect = () => {
+    const ids = [...document.querySelectorAll("tr[data-experiment]")].map((row) => row.dataset.experiment).sort();
+    const address = `${stream}?${new URLSearchParams(ids.map((id) => ["experiment", id]))}`;
+    if (address === heard) return;
+    heard = address;
+    listen(address, { posted, progress }, () => {
+      heard = null;
+      whole(); // one of them may have been deleted
+    });
+  };
+  const posted = ({ id }) => {
+    if (id !== known) whole();
+    known = id;
+  };
+  const progress = (update) => {
+    const row = rowOf(update.id);
+    if (row === null || row.dataset.progress === progressed(update)) return;
+    if (pool !== undefined && !OPEN.has(update.state)) {
+      whole(); // what is over leaves the pool
+      return;
+    }
+    stale.add(update.id);
+    single();
+  };
+  connect();
 }
 
 if (changes !== undefined) ofExperiment();

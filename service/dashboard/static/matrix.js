@@ -599,6 +599,7 @@ function draw() {
 }
 
 let choices = 0;
+let searched = location.search; // what was chosen last
 
 /** What in the panel somebody may have been at, told from one panel to the next by its name or its text. */
 const doing = (one) => one?.name || `${one?.tagName} ${one?.textContent}`;
@@ -642,7 +643,10 @@ async function choose(address, { push = true, live = false } = {}) {
     const place = alike(active).indexOf(active);
     const opened = panel.querySelector(".behind")?.open;
     exchange(fresh.getElementById("matrix"), live);
-    if (push) history.pushState({ matrix: true }, "", address.href);
+    if (push) {
+      history.pushState(null, "", address.href);
+      searched = location.search;
+    }
     draw();
     panel.querySelector(".behind")?.toggleAttribute("open", opened);
     if (live && shown !== null) shown.follow(before);
@@ -712,8 +716,10 @@ if (panel) {
     if (shown === null) draw();
     else if (shown.stale) shown.draw();
   });
-  addEventListener("popstate", (event) => {
-    if (event.state?.matrix || location.hash === "") choose(new URL(location.href), { push: false });
+  addEventListener("popstate", () => {
+    if (location.search === searched) return; // another tab alone
+    searched = location.search;
+    choose(new URL(location.href), { push: false });
   });
   let width = innerWidth;
   addEventListener("resize", () => {
