@@ -398,6 +398,9 @@ class TestRace:
         tab.page.locator("#submit").click()
         tab.page.locator("#problem:has-text('does not answer')").wait_for()
         tab.complaints.clear()
+        tab.page.locator("#list summary").click()  # it is looked at once more
+        tab.page.locator("#trials tbody tr").first.wait_for()
+        ready(tab)
         tab.page.locator("#submit").click()
         stored(tab)
         assert keys[0] == keys[1]

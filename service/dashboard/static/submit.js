@@ -23,11 +23,12 @@ const fields = document.getElementById("fields");
 let looked = null; // the text of the last dry run that was answered well, and the key under which it is posted
 let looking = null; // what ends the requests about a text that changed since
 let pushing = false; // the form's changes are on their way into the text
+let posted = null; // the text that was posted last without an answer yet, and its key
 let posting = false;
 let timer = 0;
 
-// One key for one text: a double click, or a second try after a lost answer, stores one experiment. (Not
-// crypto.randomUUID, which plain http from another machine does not have.)
+// One key for one text: a double click, or a second try after a lost answer, stores one experiment, whatever was looked
+// at in between. (Not crypto.randomUUID, which plain http from another machine does not have.)
 function newKey() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -185,7 +186,7 @@ async function look() {
     text.removeAttribute("aria-invalid");
     text.setAttribute("aria-describedby", "about-spec");
     problem.hidden = true;
-    looked = { text: asked, key: newKey() };
+    looked = posted?.text === asked ? posted : { text: asked, key: newKey() };
     preview.classList.remove("stale");
     list.hidden = result.answer.trial_count === 0;
     show(result.answer);
@@ -277,6 +278,7 @@ function keep() {
 async function post() {
   if (posting || looked === null || looked.text !== text.value || ahead()) return;
   const { text: body, key } = looked;
+  posted = looked;
   posting = true;
   document.body.setAttribute("aria-busy", "true");
   settle();
@@ -289,6 +291,7 @@ async function post() {
     problem.focus();
     return;
   }
+  posted = null;
   const address = `/experiments/${Number(result.answer.id)}`;
   const warnings = warned(result.answer.warnings);
   if (warnings.length === 0) {
