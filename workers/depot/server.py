@@ -4,10 +4,12 @@ It knows nothing that is not on the disk, so that another one goes on where it d
 that needs it, and ends when nobody has for a while.
 """
 
+import contextlib
 import hashlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ class Depot:
         self._folder = Folder(Path(data_dir))
         self._folder.drop_abandoned()
         self._asked = time.monotonic()
+        self._busy = 0
+        self._counted = threading.Lock()
         threading.Thread(target=self._end_when_idle, name="idle", daemon=True).start()
 
     def sees(self, home: Home) -> bool:
@@ -40,29 +44,42 @@ class Depot:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of `Folder` returns, of those that concern trials alone."""
-        self._asked = time.monotonic()
         if method not in _ALLOWED:
             raise PermissionError(f"the depot has no {method}")
         for path in arguments[_ALLOWED[method]]:
             parts = Path(path).parts
             if len(parts) < 2 or parts[0] not in (_READABLE if method in _READS else _READABLE[:1]):
                 raise PermissionError(f"the depot does not {method} {path}")
-        try:
+        with self._work():
             return getattr(self._folder, method)(*arguments)
-        finally:
-            self._asked = time.monotonic()
 
     def data_set(self, name: str) -> DataSetFiles | str:
         """A data set as it is here; in words why there is none."""
-        self._asked = time.monotonic()
-        return describe_data_set(name, self._folder.root / "datasets")
+        with self._work():
+            return describe_data_set(name, self._folder.root / "datasets")
 
     def data_sets(self) -> list[str]:
         """The names of those that are here and need files."""
-        return known_data_sets(self._folder.root)
+        with self._work():
+            return known_data_sets(self._folder.root)
+
+    def is_idle(self) -> bool:
+        """Whether nobody has asked for anything for long: the first digest of a large data set takes long itself."""
+        return not self._busy and time.monotonic() - self._asked >= IDLE_SECONDS
+
+    @contextlib.contextmanager
+    def _work(self) -> Iterator[None]:
+        with self._counted:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            self._asked = time.monotonic()
+            with self._counted:
+                self._busy -= 1
 
     def _end_when_idle(self) -> None:
-        while time.monotonic() - self._asked < IDLE_SECONDS:
+        while not self.is_idle():
             time.sleep(5)
         os._exit(0)
 

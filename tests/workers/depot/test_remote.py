@@ -18,6 +18,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 from service.settings import Settings
 from service.storage import copy_out
 from workers.depot import remote as remotes
+from workers.depot import server
 from workers.depot.home import Home, light_beacon
 from workers.depot.remote import AwayError, RemoteFolder
 from workers.depot.server import Depot
@@ -247,3 +248,16 @@ def test_a_copy_whose_answer_is_late_is_made_once(remote: RemoteFolder, stand_in
 @pytest.fixture(autouse=True)
 def _no_endless_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Depot, "_end_when_idle", lambda self: None)
+
+
+def test_a_depot_at_work_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first digest of a large data set takes longer than one waits for nobody to ask."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(Depot, "_end_when_idle", lambda _: None)
+    depot, seen = Depot(str(tmp_path)), list[bool]()
+    monkeypatch.setattr(server, "known_data_sets", lambda _: seen.append(depot.is_idle()) or [])
+    assert depot.is_idle()
+    depot.data_sets()
+    assert (seen, depot.is_idle()) == ([False], True)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 900.0)
+    assert not depot.is_idle()  # it was asked just now
