@@ -5,7 +5,7 @@
 Of `ttsv` only results may be imported, of the service only errors.
 """
 
-from service.storage.attempts import Attempt, begin, logs_of, remove_checkpoints
+from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_checkpoints
 from service.storage.folder import Folder
 from service.storage.objects import Objects
 from service.storage.opening import open_storage, problem_of
@@ -20,6 +20,7 @@ __all__ = [
     "StoredFile",
     "begin",
     "copy_out",
+    "is_later",
     "logs_of",
     "open_storage",
     "problem_of",

@@ -76,9 +76,14 @@ def remove_checkpoints(store: Store, trial_id: int, fence: int | None = None) ->
     With `fence` of no attempt under a later claim: by now the trial may be retried, and at work.
     """
     for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
-        first = name.partition(".")[0]  # of an unfinished copy too
-        if fence is None or not (first.isdecimal() and int(first) > fence):
+        if not is_later(name, fence):
             store.remove(f"{TRIALS}/{trial_id}/{name}/{CHECKPOINTS}")
+
+
+def is_later(name: str, fence: int | None) -> bool:
+    """Whether an attempt's folder of that name, or an unfinished copy of one, is of a later claim; of None none is."""
+    first = name.partition(".")[0]
+    return fence is not None and first.isdecimal() and int(first) > fence
 
 
 def logs_of(store: Store, trial_id: int) -> list[StoredFile]:

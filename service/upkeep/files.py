@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol, Self
 
 from service.settings import Settings
-from service.storage import Attempt, Folder, Store, StoredFile, open_storage, remove_checkpoints
+from service.storage import Attempt, Folder, Store, StoredFile, is_later, open_storage, remove_checkpoints
 from service.storage.attempts import attempts
 from ttsv.data.catalog import own_set
 from ttsv.results import CHECKPOINTS
@@ -91,8 +91,8 @@ class Place(Protocol):
     def remove_trial(self, trial_id: int) -> None:
         """Removes the folder of a trial. Raises `OSError` where something of it stays."""
 
-    def remove_checkpoints(self, trial_id: int) -> None:
-        """Removes a trial's checkpoints, of every attempt."""
+    def remove_checkpoints(self, trial_id: int, fence: int) -> None:
+        """Removes a trial's checkpoints, of every attempt that is not of a later claim."""
 
 
 class Disk:
@@ -173,10 +173,10 @@ class Disk:
         if self.is_ours(Path(_TRIALS)):
             removed(self.path / _TRIALS / str(trial_id))
 
-    def remove_checkpoints(self, trial_id: int) -> None:
+    def remove_checkpoints(self, trial_id: int, fence: int) -> None:
         """As `Place.remove_checkpoints`."""
         for folder in (self.path / _TRIALS / str(trial_id)).glob(f"*/{CHECKPOINTS}"):
-            if self.is_ours(folder.parent.relative_to(self.path)):
+            if not is_later(folder.parent.name, fence) and self.is_ours(folder.parent.relative_to(self.path)):
                 removed(folder)
 
     def is_ours(self, folder: Path) -> bool:
@@ -229,9 +229,9 @@ class Bucket:
         if self.store.files(folder):
             raise OSError(errno.EIO, "something of it stays in the store", folder)
 
-    def remove_checkpoints(self, trial_id: int) -> None:
+    def remove_checkpoints(self, trial_id: int, fence: int) -> None:
         """As `Place.remove_checkpoints`."""
-        remove_checkpoints(self.store, trial_id)
+        remove_checkpoints(self.store, trial_id, fence)
 
 
 class DataFolder:
@@ -339,10 +339,10 @@ class DataFolder:
         found = [place.below(f"{_TRIALS}/{trial_id}") for place in self._places]
         return sum(size for files in found for path, size in files.items() if _in_checkpoints(path))
 
-    def remove_checkpoints(self, trial_id: int) -> None:
-        """Removes a trial's checkpoints, of every attempt."""
+    def remove_checkpoints(self, trial_id: int, fence: int) -> None:
+        """Removes a trial's checkpoints, of every attempt that is not of a later claim."""
         for place in self._places:
-            place.remove_checkpoints(trial_id)
+            place.remove_checkpoints(trial_id, fence)
 
     def _newest(self, trial_id: int) -> "_Newest":
         """What the newest attempt left."""

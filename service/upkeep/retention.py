@@ -196,10 +196,14 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
         gone += marked
     checkpoints = {}
     for trial_id, size in planned.checkpoints.items():
+        final = select(Experiment.fence).join(Trial, Trial.experiment_id == Experiment.id)
+        final = final.where(Trial.id == trial_id, Trial.state.not_in(OPEN_TRIALS))
+        final = final.where(Experiment.state.not_in(OPEN_EXPERIMENTS))
         with database.read() as session:
-            if session.scalar(select(Trial.id).where(Trial.id == trial_id, Trial.state.in_(OPEN_TRIALS))):
-                continue  # retried meanwhile
-        folder.remove_checkpoints(trial_id)
+            fence = session.scalar(final)
+        if fence is None:
+            continue  # retried meanwhile, or may be under this fence; from now on that takes another claim
+        folder.remove_checkpoints(trial_id, fence)
         checkpoints[trial_id] = size
     return Plan(gone, checkpoints, planned.spared, planned.spared_size)
 

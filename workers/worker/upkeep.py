@@ -1,6 +1,5 @@
 """The worker's housekeeping among the files of trials: what was deleted or cancelled goes, and what retention names."""
 
-import contextlib
 import logging
 import threading
 import time
@@ -54,12 +53,16 @@ class Upkeep:
     def _run(self) -> None:
         retain_after, begun = 0.0, False
         while not self._over.wait(LOOK_SECONDS if begun else 0):
-            with contextlib.suppress(SQLAlchemyError):  # the poller says that the database is away
+            try:
                 self.tidy(first=not self._finished)
                 self.sweep()
                 if self._rules.some and time.monotonic() >= retain_after:
                     self.retain()
                     retain_after = time.monotonic() + RETAIN_SECONDS
+            except SQLAlchemyError:
+                pass  # the poller says that the database is away
+            except Exception:  # what a store's library raises must not end this for the worker's life
+                logger.exception("what is to be removed stays for now")
             begun = True
 
     def tidy(self, *, first: bool = False) -> None:

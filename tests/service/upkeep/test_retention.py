@@ -261,8 +261,10 @@ class TestPruned:
         assert prune(database, folder, found).checkpoints == {}
         assert (folder.path / f"trials/{trial_id}/1/checkpoints").exists()
         database.write(lambda s: s.execute(update(Trial).where(Trial.id == trial_id).values(state=TrialState.FAILED)))
+        write_checkpoint(folder.path / f"trials/{trial_id}/99/checkpoints", 1)  # of who claims it now
         assert list(prune(database, folder, found).checkpoints) == [trial_id]
         assert not (folder.path / f"trials/{trial_id}/1/checkpoints").exists()
+        assert (folder.path / f"trials/{trial_id}/99/checkpoints").exists()
         assert (folder.path / f"trials/{waiting}/1/checkpoints").exists()
 
 
@@ -278,8 +280,9 @@ def test_the_worker_does_it_by_itself(
         assert session.scalars(select(Event.actor).where(Event.kind == "pruned")).all() == ["retention"]
 
 
+@pytest.mark.parametrize("error", [OperationalError("select", {}, Exception("away")), ValueError("of a store")])
 def test_a_worker_that_begins_in_an_outage_finishes_what_was_left_after_it(
-    database: Database, source: Settings, monkeypatch: pytest.MonkeyPatch
+    database: Database, source: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("workers.worker.upkeep.LOOK_SECONDS", 0.01)
     tries: list[int] = []
@@ -287,7 +290,7 @@ def test_a_worker_that_begins_in_an_outage_finishes_what_was_left_after_it(
     def away_at_first(*_: Any) -> int:
         tries.append(1)
         if len(tries) == 1:
-            raise OperationalError("select", {}, Exception("away"))
+            raise error
         return 0
 
     monkeypatch.setattr("workers.worker.upkeep.finish", away_at_first)
