@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.examples import PROFILE, ROWS, SHARES, examples
 
+# Mutants are tried in one process, where a method is called of another object each time.
+_SPARED = [HealthCheck.differing_executors] if "MUTANT_UNDER_TEST" in os.environ else []
 for _profile in SHARES:
-    settings.register_profile(_profile, examples(), derandomize=_profile != "explore", print_blob=True)
+    settings.register_profile(
+        _profile,
+        examples(),
+        derandomize=_profile != "explore",
+        print_blob=True,
+        suppress_health_check=_SPARED,
+    )
 settings.load_profile(PROFILE)
 
 # Test processes and those that they start share few cores: threads that wait for each other in a product of matrices

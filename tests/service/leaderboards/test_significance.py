@@ -1,7 +1,7 @@
 """What is bold: Welch's t-test against SciPy, ties, and what has no error."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.leaderboards.metrics import Measure, Metric, spread
@@ -26,6 +26,11 @@ def test_the_chance_is_scipys(one: Measure, other: Measure) -> None:
     assert chance(one, other) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 
+def test_means_without_deviation_differ_for_certain_or_not_at_all() -> None:
+    assert chance(Measure(3, 0.5, 0.0, 0.5, 0.5), Measure(2, 0.6, 0.0, 0.6, 0.6)) == 0.0
+    assert chance(Measure(3, 0.5, 0.0, 0.5, 0.5), Measure(2, 0.5, 0.0, 0.5, 0.5)) == 1.0
+
+
 def of(*values: float) -> Measure:
     return spread(values)
 
@@ -45,28 +50,63 @@ class TestUnbeaten:
         assert chance(rows[0], rows[2]) > LEVEL > chance(rows[1], rows[2])
         assert unbeaten(rows, Metric.ACCURACY) == [0, 1]
 
+    def test_one_that_a_second_with_more_seeds_beats_does_not(self) -> None:
+        """The leader's error is smaller, but of so few seeds that it is told apart from nobody near."""
+        rows = [Measure(2, 0.882, 0.012, 0, 0), Measure(12, 0.88, 0.03, 0, 0), Measure(12, 0.85, 0.03, 0, 0)]
+        rows.append(Measure(2, 0.1, 0.01, 0, 0))
+        assert chance(rows[0], rows[2]) > LEVEL > chance(rows[1], rows[2])
+        assert unbeaten(rows, Metric.ACCURACY) == [0, 1]
+
+    def test_one_that_a_second_with_a_larger_error_beats_does_not(self) -> None:
+        """The leader's own error is so small that the degrees of freedom are the other's alone: fewer than of both."""
+        rows = [Measure(2, 0.87, 1e-6, 0, 0), Measure(2, 0.865, 0.01414, 0, 0), Measure(2, 0.8, 0.01414, 0, 0)]
+        assert chance(rows[0], rows[2]) > LEVEL > chance(rows[1], rows[2])
+        assert unbeaten(rows, Metric.ACCURACY) == [0, 1]
+        assert unbeaten([rows[0], *[rows[1]] * 3, rows[2]], Metric.ACCURACY) == [0, 1, 2, 3]
+
     @given(
-        st.lists(
+        rows=st.lists(
             st.builds(
                 lambda seeds, mean, std: Measure(seeds, mean / 100, std, mean, mean),
-                st.integers(2, 4),
+                st.one_of(st.integers(2, 4), st.integers(2, 15)),
                 st.integers(0, 12),
-                st.sampled_from([0.0, 1e-3, 1e-2, 0.03, 0.1]),
+                st.sampled_from([0.0, 1e-3, 1e-2, 0.02, 0.03, 0.1]),
             ),
             min_size=1,
             max_size=12,
-        )
+        ),
+        metric=st.sampled_from([Metric.ACCURACY, Metric.ECE]),
     )
-    def test_is_each_compared_with_each(self, rows: list[Measure]) -> None:
+    def test_is_each_compared_with_each(self, rows: list[Measure], metric: Metric) -> None:
+        sign = 1 if metric.more_is_better else -1
         found = [
             index
             for index, one in enumerate(rows)
-            if not any(other.mean > one.mean and chance(one, other) < LEVEL for other in rows)
+            if not any(sign * other.mean > sign * one.mean and chance(one, other) < LEVEL for other in rows)
         ]
         expected = found if len(found) < len(rows) else []
-        assert unbeaten(rows, Metric.ACCURACY) == expected
+        assert unbeaten(rows, metric) == expected
         for judged in range(len(rows) + 1):
-            assert unbeaten(rows, Metric.ACCURACY, judged) == [index for index in expected if index < judged]
+            assert unbeaten(rows, metric, judged) == [index for index in expected if index < judged]
+
+    @given(
+        seeds=st.tuples(st.integers(2, 12), st.integers(2, 12)),
+        stds=st.tuples(st.sampled_from([0.0, 0.01, 0.02, 0.03]), st.floats(0.01, 0.03)),
+    )
+    @example(seeds=(2, 12), stds=(0.03, 0.01))  # hardly more than one degree of freedom
+    def test_the_level_itself_decides(self, seeds: tuple[int, int], stds: tuple[float, float]) -> None:
+        """However near to it: no bound that is cruder takes a mean for another."""
+        one = Measure(seeds[0], 0.3, stds[0], 0, 0)
+
+        def other(apart: float) -> Measure:
+            return Measure(seeds[1], 0.3 + apart, stds[1], 0, 0)
+
+        low, high = 0.0, 1.0
+        while high - low > 1e-12:
+            middle = (low + high) / 2
+            low, high = (low, middle) if chance(one, other(middle)) < LEVEL else (middle, high)
+        assert unbeaten([one, other(high * (1 + 1e-7))], Metric.ACCURACY) == [1]
+        assert unbeaten([one, other(low * (1 - 1e-7))], Metric.ACCURACY) == []
 
     def test_nothing_where_all_are_alike(self) -> None:
         assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
@@ -85,6 +125,8 @@ class TestUnbeaten:
         rows = [of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)]
         assert unbeaten([*rows, of(0.9)], Metric.ACCURACY) == []  # who leads is not known to
         assert unbeaten([*rows, of(0.1)], Metric.ACCURACY) == [1]
+        assert unbeaten([*rows, of(0.1)], Metric.ECE) == []
+        assert unbeaten([*rows, of(0.9)], Metric.ECE) == [0]
 
     def test_what_is_absent_takes_no_part(self) -> None:
         assert unbeaten([None, of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)], Metric.ACCURACY) == [2]
