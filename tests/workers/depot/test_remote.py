@@ -255,7 +255,12 @@ def test_a_depot_at_work_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(Depot, "_end_when_idle", lambda _: None)
     depot, seen = Depot(str(tmp_path)), list[bool]()
-    monkeypatch.setattr(server, "known_data_sets", lambda _: seen.append(depot.is_idle()) or [])
+
+    def asked(_root: Path) -> list[str]:
+        seen.append(depot.is_idle())
+        return []
+
+    monkeypatch.setattr(server, "known_data_sets", asked)
     assert depot.is_idle()
     depot.data_sets()
     assert (seen, depot.is_idle()) == ([False], True)
