@@ -70,20 +70,20 @@ def begin(store: Store, trial_id: int, attempt: Attempt) -> str:
     return folder
 
 
-def remove_checkpoints(store: Store, trial_id: int, fence: int | None = None) -> None:
-    """Removes what only a resume would need, of every attempt; the trial's artifacts stay.
+def remove_checkpoints(store: Store, trial_id: int, fence: int) -> None:
+    """Removes what only a resume would need, of every attempt under no later claim; the trial's artifacts stay.
 
-    With `fence` of no attempt under a later claim: by now the trial may be retried, and at work.
+    Those of later claims serve: by now the trial may be retried, and at work.
     """
     for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
         if not is_later(name, fence):
             store.remove(f"{TRIALS}/{trial_id}/{name}/{CHECKPOINTS}")
 
 
-def is_later(name: str, fence: int | None) -> bool:
-    """Whether an attempt's folder of that name, or an unfinished copy of one, is of a later claim; of None none is."""
+def is_later(name: str, fence: int) -> bool:
+    """Whether an attempt's folder of that name, or an unfinished copy of one, is of a later claim."""
     first = name.partition(".")[0]
-    return fence is not None and first.isdecimal() and int(first) > fence
+    return first.isdecimal() and int(first) > fence
 
 
 def logs_of(store: Store, trial_id: int) -> list[StoredFile]:

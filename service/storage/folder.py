@@ -86,7 +86,7 @@ class Folder:
         place = self._part(part)
         place.parent.mkdir(parents=True, exist_ok=True)
         # Not truncated: pieces may arrive twice, and out of their order.
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # noqa: PTH123
+        with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
             file.seek(offset)
             file.write(piece)
 
@@ -184,7 +184,7 @@ def _copy_tree(source: Path, target: Path) -> bool:
         nonlocal whole
         try:
             shutil.copy2(source, target)
-            with open(target, "rb") as file:  # noqa: PTH123
+            with Path(target).open("rb") as file:
                 os.fsync(file.fileno())
         except FileNotFoundError:
             whole = False

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,7 @@ _SEEN_WITHIN = timedelta(minutes=1)
 _LOOKS, _LOOK_SECONDS = 10, 0.2
 
 
-class Target:
+class Target(ABC):
     """The database into which a backup goes."""
 
     @staticmethod
@@ -56,24 +57,25 @@ class Target:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
+    @abstractmethod
     def close(self) -> None:
         """Closes every connection."""
 
+    @abstractmethod
     def refuse_in_use(self) -> None:
         """Raises `UserError` where a service or a worker is at work on it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def filled(self) -> bool:
         """Whether anything is in it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill(self, backup: Reader, moves: Moves, aside: Path, say: Say) -> int:
         """Puts the rows in and does the renames, both or neither; how many experiments wait again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def took(self, journal: Journal) -> bool:
         """Whether a restore that was cut short had come so far that it is to be finished."""
-        raise NotImplementedError
 
     def settle(self, journal: Journal) -> bool:
         """Ends or takes back a restore that something ended on its way; whether it took place."""
@@ -91,6 +93,9 @@ class _SqliteFile(Target):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._path = Path(settings.url.database or "").absolute()
+
+    def close(self) -> None:
+        pass  # none stays open: the file itself is exchanged
 
     def refuse_in_use(self) -> None:
         if users := _processes_with(self._path):

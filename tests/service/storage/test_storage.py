@@ -170,7 +170,7 @@ class TestAttempts:
         assert len(store.folders("trials/7", partial=True)) == 2
         path = begin(store, 7, Attempt(2, 1))
         assert len(store.files(path)) == 4
-        remove_checkpoints(store, 7)
+        remove_checkpoints(store, 7, fence=99)
         assert store.files("trials/7") == {}
 
     def test_a_copy_that_is_made_twice_changes_nothing(self, store: Store) -> None:
@@ -233,8 +233,8 @@ class TestAttempts:
         path = begin(store, 7, Attempt(1))
         put(store, f"{path}/checkpoints/1", b"1")
         put(store, f"{path}/model", b"1")
-        remove_checkpoints(store, 7)
-        remove_checkpoints(store, 8)
+        remove_checkpoints(store, 7, fence=99)
+        remove_checkpoints(store, 8, fence=99)
         assert store.files("trials") == {"7/1/model": 1}
 
     def test_checkpoints_of_later_claims_stay(self, store: Store) -> None:
