@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.database import Experiment, Result, Trial
+from service.database import Experiment, Result, Trial, now
 from service.database.experiments import ResourceSeries
 from service.database.outages import MOST_FAILURES
 from service.experiments import actions
@@ -483,9 +483,34 @@ def test_of_what_is_written_twice_nothing_is_taken_for_the_next_attempts(lab: La
         recorder._store(recorder._events)
     (trial,) = lab.trials(experiment_id)
     assert (trial.node, trial.deaths) == (None, 1)
-    with lab.database.read() as session:
-        listed = attempts.listed(session, trial.id, resources=True)
-    assert [(one.place, one.resources) for one in listed] == [("node-1", used(1.0))]
+
+    def listed() -> list[tuple[str | None, ResourceSeries | None]]:
+        with lab.database.read() as session:
+            return [(one.place, one.resources) for one in attempts.listed(session, trial.id, resources=True)]
+
+    assert listed() == [("node-1", used(1.0))]
+    recorder.reported(trial.id, StartedReport("node-2", []))
+    for _ in range(2):
+        recorder._store(recorder._events)
+    assert listed() == [("node-1", used(1.0)), ("node-2", None)]
+
+
+def test_attempts_are_told_apart_where_the_clock_stands_still(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By when they began: of two at one moment the first one's death would be the second one's, once written again."""
+    experiment_id = lab.post([0])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    begun = now()
+    monkeypatch.setattr("workers.driver.recorder.now", lambda: begun)
+    recorder = Recorder(lab.database, lease, lambda: None)  # whose thread never begins: batches are stored by hand
+    (trial,) = lab.trials(experiment_id)
+    recorder.started(trial.id)
+    recorder.died(trial.id, "killed")
+    recorder.started(trial.id)
+    for _ in range(2):
+        recorder._store(recorder._events)
+    (trial,) = lab.trials(experiment_id)
+    assert (trial.state, trial.attempts, trial.deaths) == ("running", 2, 1)
 
 
 def is_gone() -> OperationalError:
