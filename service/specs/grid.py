@@ -52,7 +52,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     """
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return Plan([], points, _probe(spec, parts.base).idle())
+        return Plan([], points, _idle(spec, _probe(spec, parts.base)))
 
     planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
@@ -62,14 +62,14 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         except ConfigError as error:
             raise _at_odds(error) from error
         planned.setdefault(trial.fingerprint, trial)
-    return Plan(list(planned.values()), points, planner.idle())
+    return Plan(list(planned.values()), points, _idle(spec, planner))
 
 
 def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
     """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return GridCount([], points, _probe(spec, parts.base).idle())
+        return GridCount([], points, _idle(spec, _probe(spec, parts.base)))
 
     planner = Planner(_chooser(spec))
     cells: dict[str, PlannedCell] = {}
@@ -84,7 +84,16 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
         cells[cell.digest] = cell
         seeds.setdefault(cell.digest, set()).update(own)
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
-    return GridCount(counts, points, planner.idle())
+    return GridCount(counts, points, _idle(spec, planner))
+
+
+def _idle(spec: ExperimentSpec, planner: Planner) -> tuple[str, ...]:
+    """Fields that have no effect in any trial that was planned: those of trials, and when ASHA first compares them.
+
+    A trial that has run to its end is stopped no more, whatever it would be compared by then.
+    """
+    late = spec.scheduler.type == "asha" and spec.scheduler.grace_epochs >= planner.most_epochs
+    return (*planner.idle(), *(("scheduler.grace_epochs",) if late else ()))
 
 
 def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
