@@ -44,7 +44,7 @@ class Normalize(nn.Module):
             given = state_dict.get(prefix + name)
             if given is not None and given.ndim == own.ndim and len(given) == 1:
                 state_dict[prefix + name] = given.expand_as(own)
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Normalised images, of the same shape."""
