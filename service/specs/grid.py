@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 from service.errors import FieldProblem, SpecError
 from service.specs.columns import nearest_said
 from service.specs.json_schema import value_fix
+from service.specs.patterns import NAME, WORDS
 from service.specs.planner import CellCount, GridCount, Plan, PlannedCell, PlannedTrial, Planner
 from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import ExperimentSpec, PartialTrial, Resources
@@ -109,6 +111,8 @@ def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
     parts = _Parts(spec, base, variants, trials)
     _check_axes(parts, problems)
     # Here and not where they are read: workers read what was stored before, too.
+    if not re.search(NAME, spec.name):
+        problems.append(FieldProblem("name", WORDS[NAME]))
     shares = {"cpus": spec.resources.cpus, "gpus": spec.resources.gpus}
     problems += [
         FieldProblem(f"resources.{name}", f"must be at least {_LEAST_SHARE:g}, not {share:g}")
