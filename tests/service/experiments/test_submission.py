@@ -454,7 +454,7 @@ class TestReevaluate:
     @pytest.mark.parametrize("action", ["clone", "re-evaluate"])
     def test_a_name_that_nobody_sees_is_none(self, sqlite_api: TestClient, action: str) -> None:
         path = submit_spec(sqlite_api, base=BASE)
-        body = {"name": "  "} | ({"evaluation": {}} if action == "re-evaluate" else {})
+        body: dict[str, Any] = {"name": "  "} | ({"evaluation": {}} if action == "re-evaluate" else {})
         assert "a character that is seen" in post(sqlite_api, f"{path}/{action}", body, 422)["errors"][0]["message"]
 
 
