@@ -35,17 +35,19 @@ def run_trial(
     from ttsv.training.network import train_network
 
     with known_failures():
-        config = config.canonical()
+        given, config = config, config.canonical()
         place = find_device(device)
         if config.training.deterministic and source is None:
             require_determinism(place)
         data = load_dataset(config.dataset, data_dir)
+        given.check_normalization(data.info)
         config.check_images(data.info)
         datasets = Path(data_dir) / "datasets"
         check_evaluation(config.evaluation, data, datasets)
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if source is None:
-            network = yield from train_network(config, data, folder=folder, device=place)
+            alias = given.written_fingerprint()  # what stored it may have had other rules of what has an effect
+            network = yield from train_network(config, data, folder=folder, device=place, alias=alias)
         else:
             network = take_network(source, config, data, device=place)
         yield (yield from evaluate_trial(config, data, network, folder=folder, datasets=datasets))

@@ -1,16 +1,17 @@
 """SQL of projects, their keys and their quotas. Functions take a Session; callers commit."""
 
 import hmac
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from service.access.security import NewKey, Principal, Scope
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
-from service.database.engine import Database
+from service.database.engine import Database, is_postgres
 from service.database.pagination import Order, Page
 from service.errors import ConflictError, NotFoundError, QuotaError, UserError
 from service.settings import Settings
@@ -56,15 +57,27 @@ def update_project(
     """Changes name, quotas and weight; raises `NotFoundError`, and `ConflictError` where the name is another's."""
     project = get_project(session, project_id)
     if name != project.name:
-        _refuse_taken(session, name)
+        _refuse_taken(session, name, by_others_than=project_id)
     project.name, project.weight = name, weight
     project.max_queued_trials, project.max_gpu_hours = max_queued_trials, max_gpu_hours
     return project
 
 
-def _refuse_taken(session: Session, name: str) -> None:
-    if project_named(session, name) is not None:
-        raise ConflictError("name", f"there is a project {name!r} already")
+def _refuse_taken(session: Session, name: str, *, by_others_than: int | None = None) -> None:
+    """Raises `ConflictError` for a name that people would take for another project's: case and spaces tell none apart.
+
+    The caller's transaction is the only one that names projects until it ends.
+    """
+    if is_postgres(session):  # (SQLite has one writer.)
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv names of projects', 0))"))
+    for project_id, other in session.execute(select(Project.id, Project.name)):
+        if project_id != by_others_than and _spoken(other) == _spoken(name):
+            raise ConflictError("name", f"there is a project {other!r} already")
+
+
+def _spoken(name: str) -> str:
+    """A name as it is said: without what only the eye, or not even that, can see of it."""
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def list_projects(session: Session) -> Sequence[Project]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Response
@@ -136,8 +137,10 @@ class Submission:
             self.response.headers["Location"] = f"/v1/experiments/{known['id']}"
         return known
 
-    def store(self, draft: Draft, request: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Submits a draft; the experiment as plain data.
+    def store(
+        self, draft: Draft, request: dict[str, JsonValue], beside: Mapping[str, JsonValue] = MappingProxyType({})
+    ) -> dict[str, JsonValue]:
+        """Submits a draft; the experiment as plain data, and what is said `beside` it.
 
         `request` says what is asked, and of what. A new experiment's address becomes the header Location.
         """
@@ -145,7 +148,8 @@ class Submission:
         def work(session: Session) -> dict[str, JsonValue]:
             def stored() -> dict[str, JsonValue]:
                 _refuse_absent(_absent_data(draft.spec, _cells(draft.plan), self.settings), self.settings)
-                return experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json")
+                made = experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json")
+                return {**made, **beside}
 
             return store.answer_once(session, self.idempotency_key, request, stored, project_id=self.who.project_id)
 
@@ -172,16 +176,25 @@ class SpecSubmission(Submission):
     ] = False
 
     def post(self, spec: ExperimentSpec) -> Mapping[str, object] | JSONResponse:
-        """The stored experiment with what has no effect in it, or what the spec would become."""
+        """The stored experiment with what has no effect in it, or what the spec would become.
+
+        A request that was answered before gets that answer, what was said of its spec then included.
+        """
         if self.summary and not self.dry_run:
             raise QueryError([FieldProblem("summary", "is said of a dry run: add dry_run=true, or remove it")])
         if self.dry_run:
             return JSONResponse(self.looked_at(spec).model_dump(mode="json"))
+        request = spec.model_dump(mode="json")
+        with self.database.read() as session:
+            known = store.answered(session, self.idempotency_key, request, project_id=self.who.project_id)
+        if known is not None:
+            self.response.headers["Location"] = f"/v1/experiments/{known['id']}"
+            return known
         draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
-        said = self._said(spec, draft.plan)
+        said: list[JsonValue] = [*self._said(spec, draft.plan)]
         if shares(spec.resources.gpus):
             said += self._of_cards(spec, _cells(draft.plan))[1].warnings
-        return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
+        return self.store(draft, request, {"warnings": said})
 
     def looked_at(self, spec: ExperimentSpec) -> DryRunOut:
         """What the spec would become. Raises `SpecError`."""

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from service.api.http.authentication import Reader
+from service.api.http.authentication import Reader, Watch, Watched
 from service.api.http.dependencies import Config, Db, ExperimentId, Subscribed, TrialId
 from service.api.http.examples import Responses, headers_of
 from service.api.http.problems import RESPONSES
@@ -45,6 +45,7 @@ class _Asked:
     database: Db
     settings: Config
     subscriptions: Subscribed
+    watch: Watched
     tail: Annotated[int, Query(ge=0, le=100_000, description="So many lines of its end, 4 MiB at most.")] = 1000
     follow: Annotated[bool, Query(description="Go on with what is written, until the end.")] = False
 
@@ -62,7 +63,9 @@ class _Asked:
         if path is None and (final or not self.follow):
             raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
         if self.follow:
-            return StreamingResponse(_follow(self.subscriptions, newest, ended, self.tail), headers=_HEADERS)
+            return StreamingResponse(
+                _follow(self.subscriptions, self.watch, newest, ended, self.tail), headers=_HEADERS
+            )
         assert path is not None
         return Response(logs.tail(path, self.tail)[0], headers=_HEADERS)
 
@@ -96,12 +99,15 @@ def of_experiment(experiment_id: ExperimentId, asked: Asked) -> Response:
 
 
 async def _follow(
-    subscriptions: Subscriptions, find: Callable[[], Log | None], ended: Callable[[], bool], lines: int
+    subscriptions: Subscriptions, watch: Watch, find: Callable[[], Log | None], ended: Callable[[], bool], lines: int
 ) -> AsyncIterator[bytes]:
-    """The end of the log, then what is written to it, then the logs of later attempts from their beginning."""
+    """The end of the log, then what is written to it, then the logs of later attempts from their beginning.
+
+    It ends early where the key does.
+    """
     path, offset = None, 0
     first = True
-    while True:
+    while await watch.holds(subscriptions.aside):
         final = await subscriptions.aside(lambda: _safely(ended))  # before reading: what is written until then is all
         newest = await subscriptions.aside(find)
         if first and newest is not None:

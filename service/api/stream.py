@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from service.api.http.authentication import Reader
+from service.api.http.authentication import Reader, Watched
 from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Subscribed
 from service.api.http.examples import Responses, headers_of
 from service.api.http.problems import RESPONSES
@@ -101,6 +101,7 @@ _ANSWERS: Responses = {
 async def stream(
     asked: Annotated[_Asked, Depends(_asked)],
     subscriptions: Subscribed,
+    watch: Watched,
     events: Annotated[bool, Query(description="Whether events are wanted, or progress alone.")] = True,
     trials: Annotated[bool, Query(description="Whether it is told which trials begin and end to run.")] = False,
 ) -> AsyncGenerator[ServerSentEvent, None]:
@@ -109,13 +110,16 @@ async def stream(
     With `trials` an event of that name has the `ids` of trials that began or ended to run: at first of all that run.
     Each `event` has its number as `id`; on reconnecting with Last-Event-ID it goes on after that one: none is missed
     and none comes twice. After `end`, sent when the experiment is final, the stream closes; who connects again with the
-    `id` of `end`, as browsers do by themselves, gets 204 and no more, unless something has happened since.
+    `id` of `end`, as browsers do by themselves, gets 204 and no more, unless something has happened since. It closes
+    without `end`, too, some seconds after the key was revoked or has expired.
     """
     experiment_id, position = asked.experiment_id, asked.position
     shown: tuple[Any, ...] | None = None
     running: frozenset[int] = frozenset()
     async with aclosing(subscriptions.changes(experiment_id)) as changes:
         async for seen in changes:
+            if not await watch.holds(subscriptions.aside):
+                return
             state = (seen.state, seen.error, seen.waiting, seen.progress)
             update = _update(seen)
             if state != shown:
@@ -152,7 +156,7 @@ _SEVERAL_EXAMPLE = 'event: posted\ndata: {"id":7}\n\nevent: progress\n' + _EXAMP
     },
 )
 async def stream_all(
-    asked: Annotated[_Several, Depends(_several)], subscriptions: Subscribed, database: Db
+    asked: Annotated[_Several, Depends(_several)], subscriptions: Subscribed, database: Db, watch: Watched
 ) -> AsyncGenerator[ServerSentEvent, None]:
     """`progress` of each experiment that is named, at once and whenever it changes, and `posted` for new ones.
 
@@ -166,6 +170,8 @@ async def stream_all(
 
     async with aclosing(subscriptions.any_changes(asked.experiments)) as changes:
         async for seen in changes:
+            if not await watch.holds(subscriptions.aside):
+                return
             if isinstance(seen, int):
                 if (newest := await subscriptions.aside(visible)) != posted:
                     posted = newest

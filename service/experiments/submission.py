@@ -5,6 +5,7 @@ one short transaction. Functions take a Session; callers commit.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from service.specs.grid import expand_grid, factored
 from service.specs.planner import Plan, PlannedTrial
 from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec, PartialTrial
 from service.specs.validation_errors import wrong_fields
-from ttsv.config.fields import TrialFields
+from ttsv.config.evaluation import EvaluationConfig
+from ttsv.config.fields import TrialFields, build
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
@@ -140,6 +142,10 @@ def draft_reevaluation(
     one. Raises `NotFoundError`, `StateError` without any such trial, and `SpecError` naming the wrong field.
     """
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
+    try:
+        build(EvaluationConfig, dict(evaluation))  # which is wrong of any trial, where it is wrong of none yet
+    except ConfigError as error:
+        raise _wrong(error) from error
     query = (
         select(Trial.id, Trial.source_trial_id, Trial.config)
         .where(Trial.experiment_id == experiment_id, Trial.state == TrialState.SUCCEEDED)
@@ -153,7 +159,7 @@ def draft_reevaluation(
         try:
             parsed = TrialConfig.from_dict(merged).canonical()
         except ConfigError as error:
-            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {json.dumps(error.value)}")]) from error
+            raise _wrong(error) from error
         fingerprint = parsed.fingerprint()
         if fingerprint not in configs:
             configs[fingerprint] = parsed.to_dict()
@@ -171,6 +177,10 @@ def draft_reevaluation(
     return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
 
 
+def _wrong(error: ConfigError) -> SpecError:
+    return SpecError([FieldProblem(error.field, f"{error.fix}, not {json.dumps(error.value)}")])
+
+
 def _named_after(experiment: Experiment, what: str) -> str:
     """`NAME (what)`, of an origin that is called so already its own name; within a name's length."""
     addition = f" ({what})"
@@ -182,7 +192,8 @@ def draft_extension(
 ) -> Draft:
     """The experiment's spec with the additions.
 
-    Raises `NotFoundError`, and `SpecError` for what would change trials that there are.
+    Raises `NotFoundError`, and `SpecError` for what would change trials that there are. What is wrong with the
+    additions is said by their own numbers.
     """
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
     if session.scalar(select(Trial.id).where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None))):
@@ -190,8 +201,12 @@ def draft_extension(
     spec = read_spec(experiment.spec)
     if spec.search is not None:
         raise SpecError([FieldProblem("grid", "this experiment is a search: it has no grid to extend; post another")])
-    merged = read_spec({**experiment.spec, **_merged(spec, additions)})
-    plan = expand_grid(merged, max_trials=max_trials)
+    grown = _merged(spec, additions)
+    try:
+        merged = read_spec({**experiment.spec, **grown})
+        plan = expand_grid(merged, max_trials=max_trials)
+    except SpecError as error:
+        raise _as_posted(error, grown, additions) from error
     return Draft(merged, plan, EventKind.EXTENDED, experiment_id, before=experiment.spec)
 
 
@@ -231,12 +246,44 @@ def _merged(spec: ExperimentSpec, additions: Additions) -> _Grown:
     return {"grid": grid, "variants": variants, "trials": trials, "repeat": repeat}
 
 
+_ITEM = re.compile(r"\b(grid\.[A-Za-z0-9_.]+|variants|trials)\[(\d+)\]")
+"""An item of a part that additions may make larger."""
+
+
+def _as_posted(error: SpecError, grown: _Grown, additions: Additions) -> SpecError:
+    """The same problems, items numbered as in the additions; those of the experiment itself are called so."""
+    lists: dict[str, tuple[Sequence[Any], Sequence[Any]]] = {
+        **{f"grid.{axis}": (values, additions.grid.get(axis, ())) for axis, values in grown["grid"].items()},
+        "variants": (grown["variants"], additions.variants),
+        "trials": (grown["trials"], additions.trials),
+    }
+
+    def renumbered(found: re.Match[str]) -> str:
+        whole, added = lists.get(found[1], ((), ()))
+        item = int(found[2])
+        key = _key(whole[item]) if item < len(whole) else None
+        place = next((index for index, value in enumerate(added) if _key(value) == key), None)
+        return f"the experiment's {found[0]}" if place is None else f"{found[1]}[{place}]"
+
+    return SpecError(
+        [
+            FieldProblem(_ITEM.sub(renumbered, problem.field), _ITEM.sub(renumbered, problem.message))
+            for problem in error.problems
+        ]
+    )
+
+
+def _key(value: Any) -> str:
+    """Tells items of a list apart: 1, 1.0 and true are three."""
+    return json.dumps(value, sort_keys=True)
+
+
 def _joined(values: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """The list with what it does not hold yet: 1, 1.0 and true are three values."""
+    """The list with what it does not hold yet."""
     joined = list(values)
-    known = {json.dumps(value, sort_keys=True) for value in values}
+    known = set(map(_key, values))
     for value in more:
-        text = json.dumps(value, sort_keys=True)
+        text = _key(value)
         if text not in known:
             known.add(text)
             joined.append(value)

@@ -6,10 +6,10 @@ from pydantic import Field, WithJsonSchema
 
 from service.database import TrialState
 from service.specs.json_schema import base_schema
-from service.specs.patterns import NO_NUL, PRINTABLE
+from service.specs.patterns import NAME, NO_NUL
 from service.specs.spec import LONGEST_NAME, Changes, Part, TagName
 
-Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=PRINTABLE)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=NAME)]
 EvaluationFields = Annotated[dict[str, Any], WithJsonSchema(base_schema()["properties"]["evaluation"])]
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 from service.errors import FieldProblem, SpecError
 from service.specs.columns import nearest_said
 from service.specs.json_schema import value_fix
+from service.specs.patterns import NAME, WORDS
 from service.specs.planner import CellCount, GridCount, Plan, PlannedCell, PlannedTrial, Planner
 from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import ExperimentSpec, PartialTrial, Resources
@@ -52,7 +54,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     """
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return Plan([], points, _probe(spec, parts.base).idle())
+        return Plan([], points, _idle(spec, _probe(spec, parts.base)))
 
     planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
@@ -62,14 +64,14 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         except ConfigError as error:
             raise _at_odds(error) from error
         planned.setdefault(trial.fingerprint, trial)
-    return Plan(list(planned.values()), points, planner.idle())
+    return Plan(list(planned.values()), points, _idle(spec, planner))
 
 
 def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
     """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return GridCount([], points, _probe(spec, parts.base).idle())
+        return GridCount([], points, _idle(spec, _probe(spec, parts.base)))
 
     planner = Planner(_chooser(spec))
     cells: dict[str, PlannedCell] = {}
@@ -84,7 +86,16 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
         cells[cell.digest] = cell
         seeds.setdefault(cell.digest, set()).update(own)
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
-    return GridCount(counts, points, planner.idle())
+    return GridCount(counts, points, _idle(spec, planner))
+
+
+def _idle(spec: ExperimentSpec, planner: Planner) -> tuple[str, ...]:
+    """Fields that have no effect in any trial that was planned: those of trials, and when ASHA first compares them.
+
+    A trial that has run to its end is stopped no more, whatever it would be compared by then.
+    """
+    late = spec.scheduler.type == "asha" and spec.scheduler.grace_epochs >= planner.most_epochs
+    return (*planner.idle(), *(("scheduler.grace_epochs",) if late else ()))
 
 
 def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
@@ -100,6 +111,8 @@ def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
     parts = _Parts(spec, base, variants, trials)
     _check_axes(parts, problems)
     # Here and not where they are read: workers read what was stored before, too.
+    if not re.search(NAME, spec.name):
+        problems.append(FieldProblem("name", WORDS[NAME]))
     shares = {"cpus": spec.resources.cpus, "gpus": spec.resources.gpus}
     problems += [
         FieldProblem(f"resources.{name}", f"must be at least {_LEAST_SHARE:g}, not {share:g}")

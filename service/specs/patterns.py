@@ -1,7 +1,10 @@
 """What texts of requests must look like: a pattern, which is in the API's schema, and the same in words, for people."""
 
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
+_BREAKING = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+PRINTABLE = rf"^[^{_BREAKING}]*$"
 """No control characters, and none that break lines or turn the direction of what follows."""
+NAME = rf"^[^{_BREAKING}]*[^\s\u200b-\u200f\u2060\ufeff{_BREAKING}][^{_BREAKING}]*$"
+"""The same, and in it something that is seen: neither a space nor without width."""
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL's text cannot hold it."""
 TAG = r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}$"
@@ -20,6 +23,7 @@ NUMBER_OR_FINGERPRINT = r"^([0-9]{1,18}|[0-9a-f]{64})$"
 _FINGERPRINT = "64 digits and letters a to f"
 WORDS = {
     PRINTABLE: "must be without control characters, and without such as break lines or turn the direction of a text",
+    NAME: "must have a character that is seen, and none that control, break lines or turn the direction of a text",
     NO_NUL: "must be without null characters",
     TAG: "must be a letter or digit, then up to 63 letters, digits and ._:/+-, without spaces",
     FIELD: "must be the name of one field, such as rank or training.lr",

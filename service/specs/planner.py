@@ -85,6 +85,8 @@ class Planner:
         self._images: set[tuple[Any, ...]] = set()
         self._given: set[str] = set()
         self._effective: set[str] = set()
+        self.most_epochs = 0
+        """Of any trial so far."""
 
     def idle(self) -> tuple[str, ...]:
         """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
@@ -114,9 +116,14 @@ class Planner:
             (nested.setdefault(part, {}) if part else top)[name] = value
         values: dict[str, Any] = {**top, **{name: self._part(name, inner) for name, inner in nested.items()}}
         given = TrialConfig(**values)
+        given.check_normalization()
         config = given.canonical()
-        self._given |= {path for path in fields.keys() - self._given if _is_set(given, path)}
+        written = (
+            given.with_short_normalization()
+        )  # what is as everywhere was not set, at whatever length it is written
+        self._given |= {path for path in fields.keys() - self._given if _is_set(written, path)}
         self._effective |= {path for path in self._given - self._effective if _is_set(config, path)}
+        self.most_epochs = max(self.most_epochs, config.training.epochs)
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
@@ -158,6 +165,9 @@ def _key(fields: FieldValues) -> str:
 
 
 _NEEDS = {
+    "training.milestones": "schedule: multistep, and an epoch before the last",
+    "training.gamma": "schedule: multistep, and a milestone before the last epoch",
+    "scheduler.grace_epochs": "a trial of more epochs",
     "layer": "a rank",
     "rank": "layer: tt or soc-tt",
     "frames": "layer: tt and a rank",
@@ -166,6 +176,7 @@ _NEEDS = {
     "constraint": "a delta to clip to, or a norm to divide by in division",
     "delta": "constraint: clip",
     "clipping": "constraint: clip and a delta",
+    "clipping.operator": "constraint: clip, a delta, and rescale: true in clipping",
     "division": "constraint: divide, and one of its conv, linear and batch_norm",
 }
 

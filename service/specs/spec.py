@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from service.specs.json_schema import base_schema, grid_schema
-from service.specs.patterns import NO_NUL, PRINTABLE, TAG
+from service.specs.patterns import NAME, NO_NUL, PRINTABLE, TAG
 from service.specs.search import Metric, Search
 from service.specs.versions import NEWEST, checked_version, upgrade
 
@@ -85,7 +85,12 @@ class ExperimentSpec(Part):
         Literal[2], BeforeValidator(checked_version), WithJsonSchema({"enum": [*range(1, NEWEST + 1)]})
     ] = Field(2, description="Of this document's form; earlier ones are read as what they meant.")
     name: str = Field(
-        min_length=1, max_length=LONGEST_NAME, pattern=PRINTABLE, description="For people; need not be unique."
+        min_length=1,
+        max_length=LONGEST_NAME,
+        pattern=PRINTABLE,
+        description="For people; need not be unique.",
+        # Refused where a spec is expanded: what was stored before is read as it is.
+        json_schema_extra={"pattern": NAME},
     )
     base: PartialTrial = Field(default={}, description="Fields that all trials share.")
     grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(

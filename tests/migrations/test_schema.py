@@ -18,6 +18,7 @@ import migrations
 from service.database import (
     Base,
     Experiment,
+    FieldIndex,
     Project,
     Protocol,
     Result,
@@ -25,13 +26,17 @@ from service.database import (
     ScoreBoard,
     ScoreRank,
     Trial,
+    TrialState,
     engine,
 )
 from service.database.engine import Database
-from service.leaderboards import cell_scores
+from service.experiments.submission import stored_config
+from service.leaderboards import cell_scores, field_index
 from service.migrate import alembic_config, lacking_metrics, migrate, newest
 from service.queue import driver_reads, leases
 from service.queue.contenders import Specs, contenders
+from tests.results import made_result
+from ttsv.config.trial import TrialConfig
 from ttsv.results import protocol_fingerprint
 
 
@@ -429,6 +434,101 @@ class TestTwelfth:
             query = "SELECT metric, standing, mean, tie, seeds, std FROM score_ranks ORDER BY metric"
             ranks = [tuple(row) for row in connection.execute(text(query))]
         assert ranks == [("accuracy", 1, 0.5, 7, 3, 0.30000000000000004), ("loss", 0, 2.5, 7, 1, None)]
+
+
+class TestEighteenth:
+    """0018 on trials and protocols that the version before made of what was written in other ways."""
+
+    COLOUR: tuple[tuple[dict[str, Any], str], ...] = (
+        ({}, "succeeded"),
+        ({"mean": [0.5], "std": [0.5]}, "succeeded"),
+        ({"mean": [0.5, 0.5, 0.5]}, "running"),
+        ({"mean": [0.25, 0.25, 0.25]}, "failed"),
+        ({"training": {"schedule": "multistep", "milestones": [3, 20], "gamma": 0.5}}, "succeeded"),
+        ({"training": {"schedule": "multistep", "milestones": [20], "gamma": 0.5}}, "succeeded"),
+        (
+            {"constraint": "clip", "delta": 1.0, "clipping": {"rescale": False, "operator": "zero-padded"}},
+            "succeeded",
+        ),
+    )
+
+    def test_what_was_stored_is_in_the_cells_and_on_the_boards_of_what_comes(self, empty: Database) -> None:
+        trials = [
+            TrialConfig.from_dict({"dataset": dataset, "model": "small-cnn", **fields})
+            for dataset in ("cifar10", "npz:own")
+            for fields, _ in self.COLOUR
+        ]
+        states = [state for _, state in self.COLOUR] * 2
+        migrate(empty)
+        with empty.writer.begin() as connection, Session(connection) as session:
+            command.downgrade(alembic_config(connection), "0017")
+            for number, (trial, state) in enumerate(zip(trials, states, strict=True), 1):
+                self.store(session, number, trial, state, experiment=number)
+            self.store(session, 89, trials[0], "succeeded", experiment=99)
+            self.store(session, 90, trials[1], "succeeded", experiment=99)  # beside the canonical one: it stays
+            session.commit()
+        migrate(empty)
+        with Session(empty.engine) as session:
+            for number, (trial, state) in enumerate(zip(trials, states, strict=True), 1):
+                row = session.get_one(Trial, number)
+                assert (row.fingerprint, row.cell) == (trial.fingerprint(), trial.cell())
+                kept = trial if state == "running" else trial.canonical()
+                assert TrialConfig.from_dict(dict(row.config)) == kept
+                in_index = session.get_one(FieldIndex, number).fields
+                assert ("mean" in in_index) == bool(kept.mean)
+                assert in_index.get("training.schedule", "cosine") == kept.training.schedule
+            beside = session.get_one(Trial, 90)
+            assert beside.fingerprint == trials[1].written_fingerprint()
+            results = session.execute(select(Result.trial_id, Protocol.record).join(Protocol)).all()
+            assert {trial_id for trial_id, _ in results} == {1, 2, 5, 6, 7, 8, 9, 12, 13, 14, 89, 90}
+            said: list[Any] = [record["preprocessing"] for _, record in results]
+            assert {len(one[name]) for one in said for name in ("mean", "std")} == {3}
+            boards = session.scalars(select(ScoreBoard.dataset).where(ScoreBoard.scope == 0)).all()
+            assert sorted(boards) == ["cifar10", "npz:own"]
+            assert field_index.is_whole(session)
+
+    def store(self, session: Session, number: int, trial: TrialConfig, state: str, experiment: int = 1) -> None:
+        """A trial as the version before stored it, with a result and its protocol where it succeeded."""
+        if session.get(Experiment, experiment) is None:
+            session.add(Experiment(id=experiment, name="old", spec={}, grid_points=1, trial_count=1))
+            session.flush()
+        config = dict(stored_config(trial))
+        columns = {name: getattr(trial, name) for name in ("dataset", "model", "layer", "rank", "lambda_ort", "seed")}
+        columns |= {"constraint": trial.constraint, "delta": trial.delta, "epochs": trial.training.epochs}
+        fingerprint = trial.written_fingerprint()
+        where = {"id": number, "experiment_id": experiment, "number": number, "state": TrialState(state)}
+        session.add(Trial(**where, **columns, fingerprint=fingerprint, cell=fingerprint, config=config))
+        session.flush()
+        field_index.enter(session, [{**columns, "trial_id": number, **where, "cell": fingerprint, "config": config}])
+        if state != "succeeded":
+            return
+        mean, std = ([*(one or (0.5, 0.5, 0.5))] for one in (trial.mean, trial.std))
+        record = {
+            "dataset": trial.dataset,
+            "dataset_sha256": trial.dataset,
+            "preprocessing": {"mean": mean, "std": std},
+        }
+        protocol = protocol_fingerprint(record)
+        if session.get(Protocol, protocol) is None:
+            session.add(Protocol(fingerprint=protocol, record=record))
+            session.flush()
+        plain = {name: value for name, value in vars(made_result()).items() if name in Result.__table__.columns}
+        session.add(Result(**plain | {"trial_id": number, "protocol": protocol, "fence": 1}))
+
+    def test_channels_are_seen_in_the_first_layer_where_nothing_else_says_them(self, empty: Database) -> None:
+        trial = TrialConfig.from_dict({"dataset": "npz:own", "model": "small-cnn", "mean": [0.5], "std": [0.5]})
+        migrate(empty)
+        with empty.writer.begin() as connection, Session(connection) as session:
+            command.downgrade(alembic_config(connection), "0017")
+            self.store(session, 1, trial, "succeeded")
+            session.flush()
+            layer = {"name": "conv1", "kind": "TTConv2d", "shape": {"k1": [3, 2], "core": [2, 2, 3, 3], "k3": [2, 8]}}
+            session.get_one(Result, 1).layers = [layer]  # type: ignore[list-item] # as much of it as is looked at
+            session.commit()
+        migrate(empty)
+        with Session(empty.engine) as session:
+            record = session.get_one(Protocol, session.get_one(Result, 1).protocol).record
+            assert record["preprocessing"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
 
 
 class TestNewMetric:

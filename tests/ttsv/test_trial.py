@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -344,6 +345,53 @@ def test_every_kind_of_layer_goes_on_bit_for_bit(tmp_path: Path, layer: str, sto
         next(first)
     first.close()
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
+
+
+COLOUR: dict[str, Any] = {
+    "dataset": "synthetic:3x8x8:2:40",
+    "model": "small-cnn",
+    "constraint": "none",
+    "training": {"epochs": 2, "ema": 0.5, "keep_best": True},
+}
+
+
+def test_one_normalisation_is_one_protocol_and_one_network_however_it_is_written(tmp_path: Path) -> None:
+    """A network of before may have one value for all channels: it is evaluated anew as what it is."""
+    _, usual = run(TrialConfig.from_dict(COLOUR), tmp_path / "usual")
+    with _of_before():
+        epochs, before = run(TrialConfig.from_dict({**COLOUR, "mean": [0.5], "std": [0.5]}), tmp_path / "before")
+    assert len(epochs) == 2
+    assert protocol_fingerprint(before.protocol) == protocol_fingerprint(usual.protocol)
+    model = before.artifacts["model"]
+    assert json.loads(model.with_suffix(".json").read_text())["model"]["mean"] == [0.5]
+    again = run_trial(
+        TrialConfig.from_dict(COLOUR), data_dir=tmp_path, folder=tmp_path / "again", device="cpu", source=model
+    )
+    *_, result = again
+    assert isinstance(result, TrialResult)
+    assert (result.loss, result.protocol) == (usual.loss, usual.protocol)
+
+
+def test_a_trial_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
+    """That version's canonical form had the normalisation as it was written, and its network one value of it."""
+    config = TrialConfig.from_dict({**COLOUR, "mean": [0.5], "std": [0.5, 0.5, 0.5]})
+    _, whole = run(config, tmp_path / "whole")
+    with _of_before():
+        first = run_trial(config, data_dir=tmp_path / "data", folder=tmp_path / "trial", device="cpu")
+        next(first)
+        first.close()
+    epochs, result = run(config, tmp_path)
+    assert [epoch.epoch for epoch in epochs] == [2]
+    assert result.loss == whole.loss
+
+
+@contextmanager
+def _of_before() -> Iterator[None]:
+    """Trials keep the normalisation as it is written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialConfig, "with_short_normalization", lambda self: self)
+        patch.setattr("ttsv.training.network.per_channel", lambda values, _: list(values))
+        yield
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from ttsv.config.fields import (
     required,
     walk,
 )
-from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
+from ttsv.data.catalog import USUAL_NORMALIZATION, DatasetInfo, DatasetName, dataset_info
 from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments
 from ttsv.models.conv_shape import LAYERS, ConvShape, core_kind
@@ -137,8 +137,13 @@ class TrainingConfig(Checked):
     def canonical(self) -> "TrainingConfig":
         """The same training with every field that has no effect set to its default."""
         unused: list[str] = []
-        if self.schedule != "multistep":
-            unused += ["milestones", "gamma"]
+        schedule, milestones = self.schedule, self.milestones
+        if schedule == "multistep":
+            milestones = tuple(epoch for epoch in milestones if epoch < self.epochs)  # no step comes after the last
+            schedule = "multistep" if milestones else "constant"
+        if schedule != "multistep":
+            milestones = ()
+            unused += ["gamma"]
         if self.optimizer == "sgd":
             unused += ["amsgrad", "eps"]
         else:
@@ -151,7 +156,7 @@ class TrainingConfig(Checked):
             unused += ["keep_best"]
         elif not self.keep_best:
             unused += ["best_by"]
-        return at_default(self, unused)
+        return at_default(self, unused, schedule=schedule, milestones=milestones)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +186,10 @@ class ClippingConfig(Checked):
     )
     floor: float | None = field(None, "raise smaller singular values to this; null: leave them", Number(0, above=True))
     linear: bool = field(False, "clip linear layers as well")
+
+    def canonical(self) -> "ClippingConfig":
+        """The same clipping with every field that has no effect set to its default."""
+        return self if self.rescale else at_default(self, ["operator"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,10 +305,14 @@ class TrialConfig(Checked):
     def canonical(self) -> "TrialConfig":
         """The same trial with every field that has no effect set to its default.
 
-        A network without TT layers has no frames, hence no rank and no lambda_ort; frames that are held orthonormal
-        have nothing to lose; without a constraint its options mean nothing. `layer="tt"` without a rank is a dense
-        network, `"soc-tt"` one of SOC layers.
+        The normalisation is as short as it can be (`with_short_normalization`), and a schedule without a milestone
+        before its end is constant. A network without TT layers has no frames, hence no rank and no lambda_ort; frames
+        that are held orthonormal have nothing to lose; without a constraint its options mean nothing. `layer="tt"`
+        without a rank is a dense network, `"soc-tt"` one of SOC layers.
         """
+        return self.with_short_normalization()._with_effects_only()
+
+    def _with_effects_only(self) -> "TrialConfig":
         layer, unused = self.layer, list[str]()
         if not layer.endswith("tt") or self.rank is None:
             layer = "dense" if layer == "tt" else layer.removesuffix("-tt")
@@ -320,9 +333,32 @@ class TrialConfig(Checked):
             training = at_default(training, ["soc_iterations"])
         augmentation = self.augmentation if self.augmentation.pad else at_default(self.augmentation, ["padding"])
         parts: dict[str, Checked] = {"training": training, "evaluation": self.evaluation.canonical()}
+        if "clipping" not in unused:
+            parts["clipping"] = self.clipping.canonical()
         if "division" not in unused:
             parts["division"] = self.division.canonical()
         return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)
+
+    def with_short_normalization(self) -> "TrialConfig":
+        """The same trial, its `mean` and `std` written as short as they can be.
+
+        One value stands for equal ones of all channels, and nothing for those that every data set has. How many were
+        written is known no more: `check_normalization` looks at that before.
+        """
+        return changed(self, mean=_short(self.mean), std=_short(self.std))
+
+    def check_normalization(self, info: DatasetInfo | None = None) -> None:
+        """Raises `ConfigError` for a `mean` or `std` of another count than one or the channels of the data set.
+
+        Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is.
+        """
+        if not (len(self.mean) > 1 or len(self.std) > 1):
+            return
+        info = info or dataset_info(self.dataset)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if info is not None and len(values) not in (0, 1, info.channels):
+                fix = f"must be empty, one value, or one per channel of {self.dataset}, {info.channels}"
+                raise ConfigError(name, values, fix)
 
     def check_images(self, info: DatasetInfo | None = None, *, build: bool = True) -> None:
         """Raises `ConfigError` where the network cannot take the data set's images.
@@ -335,10 +371,7 @@ class TrialConfig(Checked):
             self._check_torchvision(info)
         if info is None:
             return
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (0, 1, info.channels):
-                fix = f"must be empty, one value, or one per channel of {self.dataset}, {info.channels}"
-                raise ConfigError(name, values, fix)
+        self.check_normalization(info)
         shapes = [] if self.model.startswith("torchvision:") else self._shapes(info)
         dims = shapes[0].dims if shapes else 2
         if dims != info.dims:
@@ -403,6 +436,10 @@ class TrialConfig(Checked):
         """
         return digest(self.canonical().deciding())
 
+    def written_fingerprint(self) -> str:
+        """The same of the trial as it is: of one that an earlier version made canonical, that version's fingerprint."""
+        return digest(self.deciding())
+
     def cell(self) -> str:
         """The fingerprint without the seed: trials of one cell are averaged on a leaderboard."""
         return digest({k: v for k, v in self.canonical().deciding().items() if k != "seed"})
@@ -419,6 +456,13 @@ class TrialConfig(Checked):
     def from_dict(cls, data: Mapping[str, object]) -> "TrialConfig":
         """Inverse of `to_dict`; fields left out take their defaults. Raises `ConfigError`."""
         return build(cls, data)
+
+
+def _short(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Values of channels as short as they can be written."""
+    if len(set(values)) > 1:
+        return values
+    return () if values[:1] == (USUAL_NORMALIZATION,) else values[:1]
 
 
 @cache

@@ -13,6 +13,9 @@ from typing import Any
 
 from ttsv.errors import ConfigError
 
+USUAL_NORMALIZATION = 0.5
+"""Mean and std of every channel of every data set, where nothing else is asked for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
@@ -34,7 +37,7 @@ class DatasetInfo:
     @property
     def mean(self) -> tuple[float, ...]:
         """With `std` the normalisation of Gouk et al. and of the paper's WRN and VGG: pixels to [-1, 1]."""
-        return (0.5,) * self.channels
+        return (USUAL_NORMALIZATION,) * self.channels
 
     @property
     def std(self) -> tuple[float, ...]:

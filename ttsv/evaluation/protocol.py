@@ -18,6 +18,7 @@ from ttsv.evaluation.subject import Subject
 from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
+from ttsv.models import per_channel
 from ttsv.precision import own_dtype
 from ttsv.results import TRAINING, AnyRecord
 from ttsv.spectral.geometry import Convolution, layer_geometry
@@ -47,6 +48,7 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, config: Evaluation
     leaderboards compare errors to one baseline only.
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
+    mean, std = (per_channel(values, data.info.channels) for values in (subject.mean, subject.std))
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
     split: dict[str, object] = {**data.split, "evaluated": "test"}
     by_test = trained is not None and trained.training.validation == "test"
@@ -63,7 +65,7 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, config: Evaluation
         "dataset": data.info.name,
         "dataset_sha256": data.sha256,
         "split": split,
-        "preprocessing": {"pixels": "[0, 1]", "mean": list(subject.mean), "std": list(subject.std)},
+        "preprocessing": {"pixels": "[0, 1]", "mean": mean, "std": std},
         "metrics": metrics,
         "images": images,
         "precision": str(own_dtype(subject.model)).removeprefix("torch."),

@@ -13,7 +13,7 @@ from ttsv.models.shapes import layer_shapes, list_models
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ConvShape", "ModelArguments", "create_model", "layer_shapes", "list_models"]
+__all__ = ["ConvShape", "ModelArguments", "create_model", "layer_shapes", "list_models", "per_channel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,11 @@ class ModelArguments:
     frames: str = "free"
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.5,)
+
+
+def per_channel(values: Sequence[float], channels: int) -> list[float]:
+    """The mean or std of every channel: a single one is that of all."""
+    return list(values) * channels if len(values) == 1 else list(values)
 
 
 def create_model(

@@ -38,6 +38,14 @@ class Normalize(nn.Module):
         self.register_buffer("mean", torch.tensor(tuple(mean)).reshape(-1, *(1,) * dims))
         self.register_buffer("std", torch.tensor(tuple(std)).reshape(-1, *(1,) * dims))
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes one value for all channels, as earlier checkpoints have it, where this has one per channel."""
+        for name, own in self.named_buffers():
+            given = state_dict.get(prefix + name)
+            if given is not None and given.ndim == own.ndim and len(given) == 1:
+                state_dict[prefix + name] = given.expand_as(own)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Normalised images, of the same shape."""
         return (pixels - self.mean) / self.std

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -35,7 +35,8 @@ State: TypeAlias = dict[str, Any]
 class Checkpoints:
     """The checkpoints of one trial in a folder (created), newest last.
 
-    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. Tensors of a
+    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed, unless it is one
+    of the `aliases`, by which earlier versions knew the same. Tensors of a
     state keep their layout in memory, on which the order of sums and so their rounding depends. A checkpoint is its
     tensors in `NUMBER.safetensors`, and `NUMBER.json`, written after them: without a whole JSON file there is no
     checkpoint.
@@ -43,9 +44,10 @@ class Checkpoints:
     As a context it waits in the end for the one that is being written.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any], aliases: Sequence[Mapping[str, Any]] = ()) -> None:
         self.folder = folder
         self.identity = dict(identity)
+        self._known = [self.identity, *map(dict, aliases)]
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
@@ -139,7 +141,7 @@ class Checkpoints:
             record = json.loads(self._record(number).read_bytes())
             body = record["body"]
             content = self._tensors(number).read_bytes()
-            if body["identity"] != self.identity or record["body_sha256"] != _sha256(_json(body)):
+            if body["identity"] not in self._known or record["body_sha256"] != _sha256(_json(body)):
                 return None
             if record["tensors_sha256"] != _sha256(content):
                 return None

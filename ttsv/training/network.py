@@ -12,7 +12,7 @@ from ttsv.constraints import ConstraintReport, make_constraint
 from ttsv.data.loading import Dataset
 from ttsv.errors import ConfigError
 from ttsv.hardware.processor import computes_bf16, instruction_set
-from ttsv.models import ModelArguments, create_model
+from ttsv.models import ModelArguments, create_model, per_channel
 from ttsv.results import CHECKPOINTS, EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints
@@ -38,7 +38,7 @@ class TrainedNetwork:
 
 
 def model_arguments(config: TrialConfig, data: Dataset) -> ModelArguments:
-    """What the trial's network is built of."""
+    """What the trial's network is built of; its normalisation has a value for each channel, however it was written."""
     return ModelArguments(
         name=config.model,
         num_classes=data.info.classes,
@@ -47,16 +47,17 @@ def model_arguments(config: TrialConfig, data: Dataset) -> ModelArguments:
         layer=config.layer,
         rank=config.rank,
         frames=config.frames,
-        mean=list(config.mean or data.info.mean),
-        std=list(config.std or data.info.std),
+        mean=per_channel(config.mean or data.info.mean, data.info.channels),
+        std=per_channel(config.std or data.info.std, data.info.channels),
     )
 
 
 def train_network(
-    config: TrialConfig, data: Dataset, *, folder: Path, device: torch.device
+    config: TrialConfig, data: Dataset, *, folder: Path, device: torch.device, alias: str | None = None
 ) -> Generator[EpochMetrics, None, TrainedNetwork]:
     """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`.
 
+    `alias`: a fingerprint by which an earlier version knew the same trial, whose checkpoints are gone on from, too.
     Raises `ConfigError` for bf16 on a processor that has no instructions for it.
     """
     _check_precision(config, device)
@@ -66,7 +67,8 @@ def train_network(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     identity = {"format": 1, "trial": config.fingerprint(), "data": data.sha256, "split": data.split}
-    with Checkpoints(folder / CHECKPOINTS, identity) as checkpoints:
+    aliases = [identity | {"trial": alias}] if alias else []
+    with Checkpoints(folder / CHECKPOINTS, identity, aliases) as checkpoints:
         progress = yield from fit(model, data, config, constraint, device=device, checkpoints=checkpoints)
     steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
     step_seconds, constraint_step_seconds = progress.per_step(steps)

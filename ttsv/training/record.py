@@ -12,7 +12,7 @@ from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.errors import DataError
-from ttsv.models import ModelArguments
+from ttsv.models import ModelArguments, per_channel
 from ttsv.results import LayerFields
 
 
@@ -109,6 +109,9 @@ def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, da
         found = json.loads(beside.read_bytes())
         built = dict(found["model"])
         trained = TrialConfig.from_dict(found["config"]).canonical() if "config" in found else None
+        for name in ("mean", "std"):  # networks of before may have one value for all channels
+            if name in built:
+                built[name] = per_channel(built[name], arguments.in_channels)
         noted = found.get("training", {})
         known = {field.name: noted[field.name] for field in fields(TrainingFacts) if field.name in noted}
         facts = TrainingFacts(**known | {"layers": tuple(map(LayerRecord.from_dict, known.get("layers", ())))})

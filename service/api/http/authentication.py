@@ -1,10 +1,13 @@
 """Who sends a request, and whether its key allows it: what every route under /v1 depends on."""
 
+import time
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Request, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.access import keys
 from service.access.security import ANYONE, Principal, Scope, hash_secret, installation_secret, split_key
@@ -44,6 +47,7 @@ def _principal(
     if text is None:
         raise KeyRefusedError("send a key: Authorization: Bearer ttsv_...; an admin makes one by `ttsv keys create`")
     found = principal_of(text, database, settings)
+    request.state.key = text
     missing = [scope for scope in wanted.scopes if not found.may(Scope(scope))]
     if missing:
         raise ScopeError(f"the key does not have the scope {missing[0]}; it has {', '.join(sorted(found.scopes))}")
@@ -64,6 +68,43 @@ def principal_of(text: str, database: Database, settings: Settings) -> Principal
     if mark:
         database.write(lambda session: keys.mark_used(session, key_id))
     return found
+
+
+class Watch:
+    """Whether the key that opened a stream still opens it, as somebody may take it back, or its time be over.
+
+    It is asked for again before something is sent, no more often than every `AGAIN_SECONDS`. While the database is away
+    nobody can have taken it back.
+    """
+
+    AGAIN_SECONDS = 5.0
+
+    def __init__(self, request: Request, database: Db, settings: Config) -> None:
+        self._database, self._settings = database, settings
+        self._request = request
+        self._looked_at = time.monotonic()
+        self._holds = True
+
+    async def holds(self, aside: Callable[[Callable[[], bool]], Awaitable[bool]]) -> bool:
+        """Whether it does; `aside` runs what reads the database."""
+        if self._holds and time.monotonic() - self._looked_at >= self.AGAIN_SECONDS:
+            self._holds = await aside(self._look)
+            self._looked_at = time.monotonic()
+        return self._holds
+
+    def _look(self) -> bool:
+        text: str | None = getattr(self._request.state, "key", None)
+        if text is None:  # none was asked for
+            return True
+        try:
+            return principal_of(text, self._database, self._settings).may(Scope.READ)
+        except KeyRefusedError:
+            return False
+        except SQLAlchemyError:
+            return True
+
+
+Watched = Annotated[Watch, Depends()]
 
 
 def sent_from_our_pages(request: Request) -> bool:

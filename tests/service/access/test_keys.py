@@ -1,17 +1,20 @@
 """API keys, scopes, projects and quotas, on SQLite and Postgres."""
 
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.access import keys
 from service.access.security import Principal, Scope, hash_secret, installation_secret, new_key, split_key
+from service.api.http.authentication import Watch
 from service.database import ApiKey, now
 from service.database.engine import Database
 from service.errors import UserError
@@ -190,6 +193,47 @@ class TestGuard:
         answer = guarded.post("/v1/projects", json={"name": "ops"}, headers=admin)
         assert answer.status_code == 409
         assert answer.json()["errors"][0]["field"] == "name"
+
+    @pytest.mark.parametrize("name", ["Vision", "vision ", "  VISION", "\uff56ision"])
+    def test_what_people_take_for_another_project_s_name_is_taken(
+        self, guarded: TestClient, make: Callable[..., str], name: str
+    ) -> None:
+        admin = bearer(make("vision", "admin"))
+        answer = guarded.post("/v1/projects", json={"name": name}, headers=admin)
+        assert (answer.status_code, answer.json()["detail"]) == (409, "there is a project 'vision' already")
+        # Its own name can be written in another way.
+        assert guarded.put("/v1/projects/1", json={"name": name.strip()}, headers=admin).status_code == 200
+        assert guarded.post("/v1/projects", json={"name": " "}, headers=admin).status_code == 422
+
+    @pytest.mark.parametrize(
+        "path",
+        ["experiments/1/stream", "stream?experiment=1", "experiments/1/logs?follow=true"],
+        ids=["one", "all", "log"],
+    )
+    def test_what_is_streamed_to_it_ends_with_it(
+        self, guarded: TestClient, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch, path: str
+    ) -> None:
+        """Though the experiment goes on: nothing that happens after that is told."""
+        monkeypatch.setattr(Watch, "AGAIN_SECONDS", 0.0)
+        guarded.app.state.subscriptions.every = 0.02  # type: ignore[attr-defined]
+        key, other = make(), make()
+        assert guarded.post("/v1/experiments", json=SPEC, headers=bearer(key)).status_code == 201
+        with ThreadPoolExecutor(1) as pool:
+            streamed = pool.submit(guarded.get, f"/v1/{path}", headers=bearer(key))
+            time.sleep(0.2)
+            guarded.delete(f"/v1/keys/{key.split('_')[1]}", headers=bearer(make("vision", "admin")))
+            for number in range(20):  # each of which would be told
+                guarded.patch("/v1/experiments/1", json={"notes": f"later {number}"}, headers=bearer(other))
+                if streamed.done():
+                    break
+                guarded.post("/v1/experiments/1/pause", headers=bearer(other))
+                guarded.post("/v1/experiments/1/resume", headers=bearer(other))
+                time.sleep(0.05)
+            ended = streamed.done()
+            monkeypatch.setattr(Watch, "holds", AsyncMock(return_value=False))  # ends what is left over
+            guarded.post("/v1/experiments/1/cancel", headers=bearer(other))
+            assert streamed.result(10).status_code == 200
+        assert ended
 
 
 class TestStart:

@@ -224,8 +224,9 @@ def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
     stored = api.post("/v1/experiments", json=spec, headers=once).json()
     assert stored["warnings"] == []
     (folder / "mine.npz").unlink()
-    again = api.post("/v1/experiments", json=spec, headers=once)  # is answered as before
-    assert (again.status_code, again.json()["id"]) == (201, stored["id"])
+    again = api.post("/v1/experiments", json=spec, headers=once)  # is answered as before: nothing was lacking then
+    assert (again.status_code, again.json()) == (201, stored)
+    assert again.headers["Location"] == f"/v1/experiments/{stored['id']}"
     clone = api.post(f"/v1/experiments/{stored['id']}/clone")
     assert clone.status_code == (422 if database_url.startswith("sqlite") else 201)
 

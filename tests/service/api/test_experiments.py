@@ -100,6 +100,7 @@ class TestCreate:
         [
             ({"name": ""}, "name"),
             ({"name": None}, "name"),
+            ({"name": " \u3000\u200b"}, "name"),
             ({"nmae": "x"}, "nmae"),
             ({"priority": 5000}, "priority"),
             ({"priority": "high"}, "priority"),

@@ -291,17 +291,19 @@ class TestExtend:
         ("more", "field", "reason"),
         [
             ({"grid": {"rank": [2]}}, "grid.rank", "is no axis of this experiment (seed), and a new one would change"),
-            ({"grid": {"seed": [-1]}}, "grid.seed[1]", "must be"),
+            ({"grid": {"seed": [7, -1]}}, "grid.seed[1]", "must be"),
+            ({"grid": {"seed": [0, -1, -1]}}, "grid.seed[1]", "must be"),
             ({"grid": {"seed": 3}}, "grid.seed", "list"),
-            ({"variants": [{"seed": 3}]}, "grid.seed", "is set in variants[1] too"),
+            ({"variants": [{"seed": 3}]}, "grid.seed", "is set in variants[0] too; remove it here or variants[0].seed"),
             ({"trials": [{"mdoel": 3}]}, "trials[0].mdoel", "unknown"),
+            ({"trials": [{"rank": 2}, {"rank": 0}]}, "trials[1].rank", "must be"),
             ({"base": {}}, "base", "unknown field"),
         ],
     )
     def test_what_cannot_be_added(
         self, api: TestClient, table: Table, more: dict[str, Any], field: str, reason: str
     ) -> None:
-        path = submit_spec(api, base=BASE, grid={"seed": [0]})
+        path = submit_spec(api, base=BASE, grid={"seed": [0]}, trials=[{"rank": 2}, {"rank": 3}])
         refused = post(api, f"{path}/extend", more, 422)
         assert refused["errors"][0]["field"] == field
         assert reason in refused["errors"][0]["message"]
@@ -441,6 +443,19 @@ class TestReevaluate:
         refused = post(api, f"{trained}/re-evaluate", {"evaluation": evaluation}, 422)
         assert refused["errors"][0]["field"] == field
         assert len(table(Experiment)) == 1
+
+    def test_what_is_wrong_is_said_though_there_is_nothing_to_evaluate_yet(self, sqlite_api: TestClient) -> None:
+        path = submit_spec(sqlite_api, base=BASE)
+        refused = post(sqlite_api, f"{path}/re-evaluate", {"evaluation": {"attak": 1}}, 422)
+        assert refused["errors"][0]["field"] == "evaluation.attak"
+        refused = post(sqlite_api, f"{path}/re-evaluate", {"evaluation": {"attack": "pgd"}}, 409)
+        assert "there is nothing to evaluate yet" in refused["detail"]
+
+    @pytest.mark.parametrize("action", ["clone", "re-evaluate"])
+    def test_a_name_that_nobody_sees_is_none(self, sqlite_api: TestClient, action: str) -> None:
+        path = submit_spec(sqlite_api, base=BASE)
+        body: dict[str, Any] = {"name": "  "} | ({"evaluation": {}} if action == "re-evaluate" else {})
+        assert "a character that is seen" in post(sqlite_api, f"{path}/{action}", body, 422)["errors"][0]["message"]
 
 
 values = st.none() | st.booleans() | st.integers(0, 2) | st.floats(0, 2, allow_nan=False) | st.sampled_from(["a", "b"])

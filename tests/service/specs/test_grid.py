@@ -133,6 +133,7 @@ class TestExpansion:
             ({"dataset": "digits", "model": "small-cnn3d"}, "model", "images of 2 dimensions"),
             ({"dataset": "synthetic:1x8x8x8:2:20", "model": "small-cnn"}, "model", "images of 3 dimensions"),
             ({"dataset": "cifar10", "model": "small-cnn", "mean": [0.1, 0.2]}, "mean", "one per channel of cifar10, 3"),
+            ({"dataset": "cifar10", "model": "small-cnn", "std": [0.5, 0.5]}, "std", "one per channel of cifar10, 3"),
             ({"dataset": "cifar10", "model": "torchvision:resnet81"}, "model", "torchvision has alexnet"),
             ({"dataset": "npz:mine", "model": "torchvision:resnet81"}, "model", "torchvision has alexnet"),
             ({"dataset": "npz:mine", "model": "torchvision:resnet18", "layer": "soc"}, "layer", "dense or tt"),

@@ -70,6 +70,36 @@ def test_warned_of_are_the_axes_whose_values_make_no_trial(both: dict[str, bool]
         ({"base": BASE | {"clipping": {"every": 7}}}, ["clipping.every has an effect in no trial"]),
         ({"base": BASE | {"training": {"milestones": [3]}}}, ["training.milestones has an effect in no trial"]),
         (
+            {"base": BASE | {"training": {"schedule": "multistep", "epochs": 3, "milestones": [3, 9], "gamma": 0.5}}},
+            [
+                "training.gamma has an effect in no trial: it needs schedule: multistep, and a milestone before",
+                "training.milestones has an effect in no trial: it needs schedule: multistep, and an epoch before",
+            ],
+        ),
+        (
+            {
+                "base": BASE | {"training": {"schedule": "multistep", "milestones": [3]}},
+                "grid": {"training.epochs": [3, 4]},
+            },
+            [],
+        ),
+        (
+            {"base": BASE | {"training": {"epochs": 3}}, "scheduler": {"type": "asha", "grace_epochs": 3}},
+            ["scheduler.grace_epochs has an effect in no trial: it needs a trial of more epochs"],
+        ),
+        (
+            {"base": BASE, "grid": {"training.epochs": [3, 4]}, "scheduler": {"type": "asha", "grace_epochs": 3}},
+            [],
+        ),
+        (
+            {
+                "base": BASE | {"constraint": "clip", "delta": 1.0},
+                "grid": {"clipping.operator": ["periodic", "zero-padded"], "clipping.rescale": [False]},
+            },
+            ["grid.clipping.operator has an effect in no trial: it needs constraint: clip, a delta, and rescale: true"],
+        ),
+        ({"base": BASE | {"mean": [0.5], "std": [0.5]}}, []),
+        (
             {
                 "search": {
                     "algorithm": "random",
