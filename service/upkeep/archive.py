@@ -103,6 +103,29 @@ class Manifest(_Strict):
         return sum(one.size for one in self.tables) + sum(one.size for one in self.files)
 
 
+class WritingError(OSError):
+    """The backup itself cannot be written, such as for want of room on its disk."""
+
+
+class _Member:
+    """A file in the zip, whose errors are told from those of what is copied into it."""
+
+    def __init__(self, member: IO[bytes]) -> None:
+        self._member = member
+
+    def write(self, piece: bytes) -> int:
+        with _writing():
+            return self._member.write(piece)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WritingError(*error.args) from error
+
+
 class Writer:
     """Writes a backup: tables and files, then the manifest."""
 
@@ -129,9 +152,14 @@ class Writer:
         return TableEntry(name=rows.name, columns=list(rows.columns), rows=count, size=size, sha256=digest.hexdigest())
 
     def file(self, path: str, source: BinaryIO, step: Step) -> FileEntry:
-        """Adds a file as it is found."""
-        with self._zip.open(_info(f"files/{path}"), "w", force_zip64=True) as member:
-            size, sha256 = copy(source, member, step)
+        """Adds a file as it is found. Raises `OSError`: `WritingError` where it is the backup that fails."""
+        with _writing():
+            member = self._zip.open(_info(f"files/{path}"), "w", force_zip64=True)
+        try:
+            size, sha256 = copy(source, _Member(member), step)
+        finally:
+            with _writing():
+                member.close()
         return FileEntry(path=path, size=size, sha256=sha256)
 
     def finish(self, manifest: Manifest) -> None:
