@@ -141,7 +141,9 @@ class Membership:
                 logger.info("joined %s with %d CPUs and %d GPUs", self.head, self._offer.cpus, self._offer.gpus)
             if joined and time.monotonic() > probe_after:
                 verdict = self._probe(name)
-                if verdict.outcome is not Outcome.FITS:
+                if verdict.outcome is Outcome.UNANSWERED:
+                    logger.warning("whether this node still fits is not known: %s", verdict.words)
+                elif verdict.outcome is not Outcome.FITS:
                     logger.warning("this node does not fit any more: %s", verdict.words)
                 probe_after = time.monotonic() + PROBE_AGAIN_SECONDS
             beat()

@@ -206,6 +206,19 @@ def test_it_looks_again_while_it_stays(
     assert len(ray(found).options) == 1
 
 
+def test_a_look_that_is_not_answered_says_nothing_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(membership, "PROBE_AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(StandInRay, "looks", 1)
+    away = Verdict(Outcome.UNANSWERED, "the head at head:6379 is starting again")
+    found = member(tmp_path, monkeypatch, [FITS, away, Verdict(Outcome.REFUSED)])
+    with pytest.raises(UserError):
+        found.run()
+    assert "whether this node still fits is not known: the head at head:6379 is starting again" in caplog.text
+    assert "does not fit any more" not in caplog.text
+
+
 def test_sigterm_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "RayProcess", StandInRay)
     monkeypatch.setattr(StandInRay, "looks", 10**9)
