@@ -89,6 +89,19 @@ def test_a_token_that_is_there_takes_no_room(tmp_path: Path, monkeypatch: pytest
         _write_token(tmp_path / "another")
 
 
+def test_a_token_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("workers.worker.ray_cluster.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        _write_token(tmp_path / "token")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    _write_token(tmp_path / "token")
+    assert [(path.name, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()] == [("token", 0o600)]
+
+
 def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list[list[str]]) -> None:
     mine = identity()
     assert mine is not None
