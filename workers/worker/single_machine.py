@@ -69,6 +69,11 @@ class Child:
             self._refused_since = None
             self._backoff.succeeded()
 
+    def stop(self, grace: float) -> None:
+        """Ends it, and after so many seconds what is left of its session."""
+        if self._refused_since is None:  # else it ended long ago, and its number may be another process's by now
+            stop(self.process, grace)
+
     def _count(self) -> None:
         """Counts one that ended; gives up where too many did at once."""
         lived = time.monotonic() - self._started_at
@@ -149,7 +154,7 @@ class LocalStack:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             while self._children:
-                stop(self._children.pop().process, _GRACE_SECONDS)
+                self._children.pop().stop(_GRACE_SECONDS)
             self._socket.close()
         finally:
             signal.signal(signal.SIGINT, previous)

@@ -78,6 +78,23 @@ def test_a_machine_that_refuses_for_a_while_is_asked_again(clock: Clock, tmp_pat
     assert len(machine.started) == 1 + single_machine._MAX_QUICK_RESTARTS
 
 
+def test_the_number_of_one_that_ended_long_ago_is_not_killed(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[Any] = []
+    monkeypatch.setattr(single_machine, "stop", lambda process, grace: stopped.append(process))
+    machine = Machine()
+    child = Child("worker", machine.start, tmp_path / "log")
+    machine.started[0].ended = machine.refuses = True
+    stay(child, clock, 60)
+    child.stop(1)
+    assert stopped == []
+    machine.refuses = False
+    stay(child, clock, 60)
+    child.stop(1)
+    assert stopped == machine.started[1:]
+
+
 def test_one_that_refuses_for_good_is_said(clock: Clock, tmp_path: Path) -> None:
     machine = Machine()
     child = Child("worker", machine.start, tmp_path / "log")
