@@ -144,6 +144,10 @@ class Writer:
         digest, size, count = hashlib.sha256(), 0, 0
         with self._zip.open(_info(f"tables/{rows.name}.jsonl", packed=True), "w", force_zip64=True) as member:
             for line in lines:
+                if len(line) > LONGEST_ROW:
+                    raise UserError(
+                        f"row {count + 1} of table {rows.name} has {len(line)} bytes, too many for a backup"
+                    )
                 digest.update(line)
                 member.write(line)
                 size += len(line)
@@ -163,8 +167,11 @@ class Writer:
         return FileEntry(path=path, size=size, sha256=sha256)
 
     def finish(self, manifest: Manifest) -> None:
-        """Adds the manifest and ends the zip."""
-        self._zip.writestr(_info(_MANIFEST, packed=True), manifest.model_dump_json())
+        """Adds the manifest and ends the zip. Raises `UserError` for more files than a reader would take."""
+        text = manifest.model_dump_json().encode()
+        if len(text) > _LARGEST_MANIFEST:
+            raise UserError(f"one backup cannot name {len(manifest.files)} files: delete old experiments, or prune")
+        self._zip.writestr(_info(_MANIFEST, packed=True), text)
         self._zip.close()
 
 
