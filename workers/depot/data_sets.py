@@ -125,8 +125,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
         except OSError as error:
             failed = error
         else:
-            if record is None:
-                hashes = {path: file.sha256 for path, file in theirs.files.items()}
+            hashes = {path: file.sha256 for path, file in theirs.files.items()}
+            if record is None or record.files != hashes:  # the same content may be packed anew
                 ContentRecord.make(name, folder, theirs.sha256, hashes)
     if failed is not None:
         raise failed

@@ -99,6 +99,20 @@ def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
         bring_data_set("npz:mine", node, head, quiet)
 
 
+def test_the_same_content_in_other_files_is_brought_and_goes_on(head: Head, node: Path) -> None:
+    """It was packed anew on the head, where its record was made anew, too."""
+    bring_data_set("npz:mine", node, head, quiet)
+    path = head.root / "datasets/mine.npz"
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(path, **arrays)
+    (head.root / "datasets/npz-mine.sha256.json").unlink()
+    assert bring_data_set("npz:mine", node, head, quiet)
+    assert (node / "datasets/mine.npz").read_bytes() == path.read_bytes()
+    assert load_dataset("npz:mine", node).sha256 == load_dataset("npz:mine", head.root).sha256
+    assert not bring_data_set("npz:mine", node, head, quiet)
+
+
 def test_a_set_that_is_here_but_was_never_used_is_compared(head: Head, node: Path) -> None:
     save(node, seed=1)
     assert bring_data_set("npz:mine", node, head, quiet), "another file of the name was never used for anything"
