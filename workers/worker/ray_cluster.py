@@ -181,7 +181,10 @@ class LocalCluster(Cluster):
 
     def bf16(self) -> bool | None:
         """Whether this machine's processor has instructions for bf16 that it lets trials use, or another node's has."""
-        here = computes_bf16({**os.environ, **usable_instructions()})
+        try:
+            here = computes_bf16({**os.environ, **usable_instructions()})
+        except OSError:  # no process can be started now that would tell: it is asked again
+            return None
         return here or super().bf16() or here
 
 

@@ -62,6 +62,24 @@ def test_failed_start_is_noticed_and_leaves_nothing(tmp_path: Path, fast_death: 
     assert not list((tmp_path / "tmp").iterdir())
 
 
+def test_a_log_that_cannot_be_read_says_nothing(
+    tmp_path: Path, fast_death: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker asks for it where its cluster ended, for which a disk that fails may be the reason."""
+    cluster = LocalCluster(tmp_path, cpus=1, gpus=0)
+    cluster.start()
+    while not cluster.failed():
+        pass
+
+    def failing(*_: object, **__: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", failing)
+        assert cluster.last_words() == ""
+    cluster.stop()
+
+
 def test_a_start_that_the_machine_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spawn(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -201,6 +219,15 @@ class TestNodes:
         left = self.node(True, NodeState.LEFT)
         cluster = Cluster("elsewhere:1", Seen((*map(self.node, known), left)))
         assert cluster.bf16() is expected
+
+    def test_bf16_is_not_known_where_no_process_can_tell_now(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse() -> dict[str, str]:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr("workers.worker.ray_cluster.usable_instructions", refuse)
+        assert LocalCluster(tmp_path, cpus=1, gpus=0).bf16() is None
 
     def test_bf16_of_our_own_is_this_machines_or_anothers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
