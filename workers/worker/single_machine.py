@@ -19,6 +19,7 @@ from service.database.outages import Backoff
 from service.errors import UserError
 from service.migrate import migrate
 from service.settings import Settings
+from service.upkeep.restore import refuse_half_restored
 from workers.node.processes import spawn, stop
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class LocalStack:
 
     def __enter__(self) -> Self:
         self.settings.refuse_open_network()
+        refuse_half_restored(self.settings)
         with closing(Database(self.settings.url)) as database:
             migrate(database)
             refuse_without_keys(database, self.settings)

@@ -954,5 +954,5 @@ class TestCommands:
     def test_no_service_starts_on_half_a_restore(self, run: Callable[..., Any], source: Settings) -> None:
         source.data_dir.mkdir()
         (source.data_dir / "restore.json").write_text("{}")
-        for command_ in ("api", "worker", "serve", "migrate"):
+        for command_ in ("api", "worker", "serve", "migrate", "demo"):
             assert "cut short" in run(source, command_, code=1).stderr
