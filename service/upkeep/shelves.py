@@ -25,7 +25,10 @@ class Shelf:
         if settings.storage is None:
             return Shelf()
         store = open_storage(settings.storage)
-        return _ObjectsShelf(store) if isinstance(store, Objects) else _FolderShelf(Path(settings.storage))
+        if isinstance(store, Objects):
+            return _ObjectsShelf(store)
+        folder = Path(settings.storage)
+        return Shelf() if folder.resolve() == settings.data_dir.resolve() else _FolderShelf(folder)
 
     def filled(self) -> bool:
         """Whether there is anything of trials beside the data folder."""

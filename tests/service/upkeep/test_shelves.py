@@ -87,3 +87,12 @@ def test_without_a_store_all_of_it_goes_into_the_data_folder(tmp_path: Path) -> 
     large = manifest().model_copy(update={"tables": [manifest().tables[0].model_copy(update={"size": free})]})
     with pytest.raises(UserError, match="make room"):
         Shelf.of(Settings(data_dir=tmp_path)).refuse_full(tmp_path, large)
+
+
+def test_a_store_that_is_the_data_folder_is_no_other_place(tmp_path: Path) -> None:
+    """Its trials would be moved aside twice, and there the second time they are not."""
+    (tmp_path / "data/trials/1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    shelf = Shelf.of(Settings(data_dir=tmp_path / "data", storage=str(tmp_path / "link")))
+    assert not shelf.filled()
+    assert shelf.make_room("aside") == []
