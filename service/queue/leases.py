@@ -69,8 +69,11 @@ class Watched:
 def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | None = None) -> None:
     """Says that a worker is there; called again and again. Takes those off the list that were killed long ago.
 
-    `bf16`: whether its processor has instructions for that, if it is known.
+    `bf16`: whether its processor has instructions for that, if it is known. Where no worker was heard of lately, not
+    even this one, nobody saw what fits a node: the time in which an experiment fits none begins anew.
     """
+    if not _is_anybody_there(session):
+        session.execute(update(Experiment).where(Experiment.unfit_since.is_not(None)).values(unfit_since=None))
     insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus, bf16=bf16)
     values = {"seen_at": now(), "cpus": cpus, "gpus": gpus, "bf16": bf16}
     session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))
@@ -80,9 +83,14 @@ def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | 
 def part(session: Session, worker: str) -> None:
     """Takes a worker off the list. What waits waits for a worker where it was the last, and for no larger node."""
     session.execute(delete(Worker).where(Worker.name == worker))
-    if session.scalar(select(Worker.name).where(Worker.seen_at >= now() - HEARD_WITHIN).limit(1)) is None:
+    if not _is_anybody_there(session):
         queued = Experiment.state == ExperimentState.QUEUED
         session.execute(update(Experiment).where(queued).values(waiting=NOBODY, unfit_since=None))
+
+
+def _is_anybody_there(session: Session) -> bool:
+    """Whether a worker was heard of lately."""
+    return session.scalar(select(Worker.name).where(Worker.seen_at >= now() - HEARD_WITHIN).limit(1)) is not None
 
 
 def claim(

@@ -69,7 +69,7 @@ class _Node:
         self._cpus, _, self._memory = place.room
         self._cards: dict[str, float] = {}
         self._unnamed = 0.0
-        self._promised = Amount(0)
+        self._promises: list[Amount] = []
         self.standing: list[Standing] = []
 
     def stand(self, trial: Standing) -> None:
@@ -94,29 +94,26 @@ class _Node:
             left.remove(trial)
         for trial in left:
             found.stand(trial)
-        found._promised = self._promised
+        found._promises = list(self._promises)
         return found
 
     def promise(self, needs: Amount) -> None:
         """What becomes free is another's."""
-        self._promised = Amount(*(mine + more for mine, more in zip(self._promised, needs, strict=True)))
+        self._promises.append(needs)
 
     def could_hold(self, needs: Amount) -> bool:
         """Whether it has room where nobody else is, but for what was promised."""
-        return needs.fits([all_of_it - mine for all_of_it, mine in zip(self.place.room, self._promised, strict=True)])
+        return needs.fits([all_of_it - mine for all_of_it, mine in zip(self.place.room, self._promised(), strict=True)])
 
     def free(self, needs: Amount) -> Amount:
         """What it has left for such a trial: of GPUs whole cards, or the largest part of one, but for promises."""
-        gpus = float(self._free_cards())
-        if 0 < needs.gpus < 1 and gpus:
-            gpus = min(1.0, gpus - self._promised.gpus)
-        elif 0 < needs.gpus < 1:
-            in_part = math.ceil(self._unnamed - _LITTLE) - self._unnamed
-            gpus = max([in_part, *(1 - used for used in self._cards.values())]) - self._promised.gpus
-        else:
-            gpus -= self._promised.gpus
-        cpus, memory = self._cpus - self._promised.cpus, self._memory - self._promised.memory_gib
-        return Amount(max(0.0, cpus), max(0.0, gpus), max(0.0, memory))
+        promised, gpus = self._promised(), 0.0
+        if 0 < needs.gpus < 1:
+            gpus = max(self._left_of_cards(), default=0.0)
+        elif needs.gpus:
+            gpus = float(sum(left > 1 - _LITTLE for left in self._left_of_cards()))
+        cpus, memory = self._cpus - promised.cpus, self._memory - promised.memory_gib
+        return Amount(max(0.0, cpus), gpus, max(0.0, memory))
 
     def missing(self, needs: Amount) -> tuple[float, float, float]:
         """How much has to end here first: GPUs, CPUs, memory."""
@@ -127,9 +124,27 @@ class _Node:
             max(0.0, needs.memory_gib - free.memory_gib),
         )
 
-    def _free_cards(self) -> int:
-        in_use = len(self._cards) + math.ceil(self._unnamed - _LITTLE)
-        return max(0, int(self.place.room.gpus + _LITTLE) - in_use)
+    def _promised(self) -> Amount:
+        return Amount(*map(math.fsum, zip(*self._promises, strict=True))) if self._promises else Amount(0)
+
+    def _left_of_cards(self) -> list[float]:
+        """What each card has left, but for promises, of which the largest are counted first.
+
+        Of whole cards the emptiest are promised, as they are the first to be free. A part of one is promised where it
+        fits best; where it fits nowhere yet, what is left of the emptiest is kept for it.
+        """
+        unnamed = math.ceil(self._unnamed - _LITTLE)
+        unused = max(0, int(self.place.room.gpus + _LITTLE) - len(self._cards) - unnamed)
+        left = [max(0.0, 1 - used) for used in self._cards.values()] + [1.0] * unused
+        left += [unnamed - self._unnamed] if unnamed else []
+        for gpus in sorted((promise.gpus for promise in self._promises if promise.gpus), reverse=True):
+            left.sort(reverse=True)
+            if gpus >= 1:
+                del left[: math.ceil(gpus - _LITTLE)]
+            elif left:
+                at = max((at for at, has in enumerate(left) if has >= gpus - _LITTLE), default=0)
+                left[at] = max(0.0, left[at] - gpus)
+        return left
 
 
 class Floor:

@@ -135,11 +135,15 @@ def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
 class _Room:
     """What the nodes have left, and for how many experiments more.
 
-    What once did not fit on a node never will, as nodes only fill: so each shape goes on where it last found room.
+    Of GPUs it counts cards, as a trial that needs a part of one has no use for two smaller parts. What once did not
+    fit on a node never will, as nodes only fill: so each shape goes on where it last found room.
     """
 
     def __init__(self, nodes: Sequence[Amount], experiments: int) -> None:
-        self._left = [list(node) for node in nodes]
+        self._left = [[node.cpus, math.floor(node.gpus + 1e-9), node.memory_gib] for node in nodes]
+        rests = [node.gpus - left[1] for node, left in zip(nodes, self._left, strict=True)]
+        self._parts = [[rest] if rest > 1e-9 else [] for rest in rests]
+        """What cards have left that are in use in part."""
         self._next: dict[Amount, int] = {}
         self._experiments = experiments
 
@@ -148,13 +152,15 @@ class _Room:
         if first_of_all and not self._experiments:
             return False
         cpus, gpus, memory = needs
-        first = self._next.get(needs, 0)
+        first, in_part = self._next.get(needs, 0), 0 < gpus < 1
         for at in range(first, len(self._left)):
             left = self._left[at]
             # As `Amount.fits`, without a call for each of thousands.
-            if cpus <= left[0] + 1e-9 and gpus <= left[1] + 1e-9 and memory <= left[2] + 1e-9:
+            if cpus > left[0] + 1e-9 or memory > left[2] + 1e-9:
+                continue
+            if self._take_part(at, gpus) if in_part else gpus <= left[1] + 1e-9:
                 left[0] -= cpus
-                left[1] -= gpus
+                left[1] -= 0 if in_part else gpus
                 left[2] -= memory
                 if at != first:
                     self._next[needs] = at
@@ -162,6 +168,20 @@ class _Room:
                 return True
         self._next[needs] = len(self._left)
         return False
+
+    def _take_part(self, at: int, gpus: float) -> bool:
+        """Takes so much of a node's card where it fits best, a whole one last, as Ray does; whether one had it."""
+        parts, left = self._parts[at], self._left[at]
+        best = min((part for part in parts if gpus <= part + 1e-9), default=None)
+        if best is not None:
+            parts.remove(best)
+        elif left[1] >= 1:
+            left[1] -= 1
+        else:
+            return False
+        if (rest := (1.0 if best is None else best) - gpus) > 1e-9:
+            parts.append(rest)
+        return True
 
 
 class _Leaf:

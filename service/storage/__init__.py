@@ -9,7 +9,7 @@ from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_c
 from service.storage.folder import Folder
 from service.storage.objects import Objects
 from service.storage.opening import open_storage, problem_of
-from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside
+from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside, trouble_of
 
 __all__ = [
     "Attempt",
@@ -26,4 +26,5 @@ __all__ = [
     "problem_of",
     "remove_checkpoints",
     "require_inside",
+    "trouble_of",
 ]

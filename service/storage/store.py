@@ -18,6 +18,19 @@ COPIES = 5
 """So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
 
 
+_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+
+
+def trouble_of(error: BaseException) -> OSError | None:
+    """What says that files cannot be kept or read, nobody's fault who meets it: an error, or one of which it came."""
+    told: BaseException | None = error
+    while told is not None:
+        if isinstance(told, OSError) and told.errno in _TROUBLE:
+            return told
+        told = told.__cause__ or told.__context__
+    return None
+
+
 class DamagedFileError(OSError):
     """Other bytes than there should be arrive, however often they are read."""
 

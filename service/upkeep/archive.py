@@ -103,6 +103,29 @@ class Manifest(_Strict):
         return sum(one.size for one in self.tables) + sum(one.size for one in self.files)
 
 
+class WritingError(OSError):
+    """The backup itself cannot be written, such as for want of room on its disk."""
+
+
+class _Member:
+    """A file in the zip, whose errors are told from those of what is copied into it."""
+
+    def __init__(self, member: IO[bytes]) -> None:
+        self._member = member
+
+    def write(self, piece: bytes) -> int:
+        with _writing():
+            return self._member.write(piece)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WritingError(*error.args) from error
+
+
 class Writer:
     """Writes a backup: tables and files, then the manifest."""
 
@@ -121,6 +144,10 @@ class Writer:
         digest, size, count = hashlib.sha256(), 0, 0
         with self._zip.open(_info(f"tables/{rows.name}.jsonl", packed=True), "w", force_zip64=True) as member:
             for line in lines:
+                if len(line) > LONGEST_ROW:
+                    raise UserError(
+                        f"row {count + 1} of table {rows.name} has {len(line)} bytes, too many for a backup"
+                    )
                 digest.update(line)
                 member.write(line)
                 size += len(line)
@@ -129,14 +156,22 @@ class Writer:
         return TableEntry(name=rows.name, columns=list(rows.columns), rows=count, size=size, sha256=digest.hexdigest())
 
     def file(self, path: str, source: BinaryIO, step: Step) -> FileEntry:
-        """Adds a file as it is found."""
-        with self._zip.open(_info(f"files/{path}"), "w", force_zip64=True) as member:
-            size, sha256 = copy(source, member, step)
+        """Adds a file as it is found. Raises `OSError`: `WritingError` where it is the backup that fails."""
+        with _writing():
+            member = self._zip.open(_info(f"files/{path}"), "w", force_zip64=True)
+        try:
+            size, sha256 = copy(source, _Member(member), step)
+        finally:
+            with _writing():
+                member.close()
         return FileEntry(path=path, size=size, sha256=sha256)
 
     def finish(self, manifest: Manifest) -> None:
-        """Adds the manifest and ends the zip."""
-        self._zip.writestr(_info(_MANIFEST, packed=True), manifest.model_dump_json())
+        """Adds the manifest and ends the zip. Raises `UserError` for more files than a reader would take."""
+        text = manifest.model_dump_json().encode()
+        if len(text) > _LARGEST_MANIFEST:
+            raise UserError(f"one backup cannot name {len(manifest.files)} files: delete old experiments, or prune")
+        self._zip.writestr(_info(_MANIFEST, packed=True), text)
         self._zip.close()
 
 

@@ -5,7 +5,8 @@ manifest says is left out and reported: either it was taken away on purpose mean
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +20,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
 from service.upkeep import rows
-from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, writing
+from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, WritingError, writing
 from service.upkeep.files import SECRET, DataFolder
 
 _ROWS_AT_ONCE = 1000
@@ -72,8 +73,10 @@ class _Files:
         try:
             with self.folder.open(path) as source:
                 entry = self.writer.file(path, source, self._step)
+        except WritingError:
+            raise  # what is wrong with the backup's own disk is no fault of the file
         except OSError as error:
-            self.missing.append(Missing(path=path, reason=error.strerror or str(error), expected=sha256 is None))
+            self.lack(path, error, expected=sha256 is None and isinstance(error, FileNotFoundError))
             return False
         if sha256 is not None and entry.sha256 != sha256:
             reason = f"its SHA-256 is {entry.sha256}, its manifest says {sha256}"
@@ -84,13 +87,24 @@ class _Files:
         self.copied.append(entry)
         return True
 
-    def lack(self, path: str, reason: str) -> None:
-        """Reports what is not there and need not be."""
-        self.missing.append(Missing(path=path, reason=reason, expected=True))
+    def lack(self, path: str, reason: str | OSError, *, expected: bool) -> None:
+        """Reports what is not there, `expected` where it need not be."""
+        words = reason if isinstance(reason, str) else reason.strerror or str(reason)
+        self.missing.append(Missing(path=path, reason=words, expected=expected))
 
     def forgive(self, before: int) -> None:
-        """Forgets what was missing since then: it is there now."""
-        del self.missing[before:]
+        """Forgets what was missing since then and need not be there; not what could not be read."""
+        self.missing[before:] = [one for one in self.missing[before:] if not one.expected]
+
+    @contextmanager
+    def lacking(self, path: str) -> Iterator[None]:
+        """Reports where nobody can tell what there is at a path, as the disk cannot be read."""
+        try:
+            yield
+        except WritingError:
+            raise
+        except OSError as error:
+            self.lack(path, error, expected=False)
 
     def _step(self, count: int) -> None:
         self.done += count
@@ -164,11 +178,14 @@ def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Wr
     for path, sha256 in found.artifacts:
         files.add(path, sha256)
     for trial_id in found.trials:
-        _add_rest(files, trial_id, found.open_trials.get(trial_id))
-    for path in files.folder.data_sets(found.data_sets):
-        files.add(path)
-    if files.folder.exists(SECRET):
-        files.add(SECRET)
+        with files.lacking(f"trials/{trial_id}"):
+            _add_rest(files, trial_id, found.open_trials.get(trial_id))
+    with files.lacking("datasets"):
+        for path in files.folder.data_sets(found.data_sets):
+            files.add(path)
+    with files.lacking(SECRET):
+        if files.folder.exists(SECRET):
+            files.add(SECRET)
     return Manifest(
         id=uuid.uuid4().hex,
         made_at=now().isoformat(),
@@ -178,7 +195,7 @@ def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Wr
         counters=found.counters,
         tables=found.tables,
         files=files.copied,
-        missing=_explained(database, files.missing),
+        missing=_explained(database, files.missing, {path for path, _ in found.artifacts}),
     )
 
 
@@ -211,7 +228,8 @@ def _add_rest(files: _Files, trial_id: int, epoch: int | None) -> None:
         if checkpoint is None:
             files.forgive(before)
             if epoch:
-                files.lack(f"trials/{trial_id}", "has no whole checkpoint (any more): restored, the trial begins anew")
+                says = "has no whole checkpoint (any more): restored, the trial begins anew"
+                files.lack(f"trials/{trial_id}", says, expected=True)
             break
         if all(files.add(path) for path in checkpoint.files):
             files.forgive(before)
@@ -228,12 +246,14 @@ def _there(artifacts: Any) -> Any:
     return artifacts.where(Artifact.removed_at.is_(None), Artifact.trial_id.not_in(experiment))
 
 
-def _explained(database: Database, missing: Sequence[Missing]) -> list[Missing]:
-    """Of what is missing, what the database does not name any more was taken away on purpose while we copied."""
+def _explained(database: Database, missing: Sequence[Missing], artifacts: Collection[str]) -> list[Missing]:
+    """Of the artifacts that are missing, those not named any more were taken away on purpose while we copied."""
     with database.read() as session:
         columns = {one["name"] for one in inspect(session.connection()).get_columns(Artifact.__tablename__)}
         old = "removed_at" not in columns
-        return [one if one.expected or _is_named(session, one.path, old=old) else _gone(one) for one in missing]
+        return [
+            one if one.path not in artifacts or _is_named(session, one.path, old=old) else _gone(one) for one in missing
+        ]
 
 
 def _is_named(session: Session, path: str, *, old: bool) -> bool:

@@ -37,6 +37,8 @@ _CHUNK = 2**20
 _TOP = 4
 """Parts of the path of a file that is in an attempt's folder itself."""
 _MOST_QUESTIONS = 50
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+"""What a folder that is not there raises: a disk that cannot be read is no empty one."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Disk:
         try:
             with os.scandir(self.path / _TRIALS / str(trial_id)) as entries:
                 names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
-        except OSError:
+        except _NO_FOLDER:
             return []
         return [attempt for attempt in map(Attempt.parse, names) if attempt is not None]
 
@@ -140,13 +142,13 @@ class Disk:
         waiting = [folder]
         while waiting:
             here = waiting.pop()
-            with contextlib.suppress(OSError), os.scandir(self.path / here) as entries:
+            with contextlib.suppress(*_NO_FOLDER), os.scandir(self.path / here) as entries:
                 for entry in entries:
                     path = f"{here}/{entry.name}"
                     if entry.is_dir(follow_symlinks=False):
                         waiting += [path] if deep else []
                     elif entry.is_file(follow_symlinks=False) and _is_kept(path):
-                        with contextlib.suppress(OSError):
+                        with contextlib.suppress(FileNotFoundError):
                             found[path] = entry.stat(follow_symlinks=False).st_size
         return found
 
@@ -269,18 +271,27 @@ class DataFolder:
         return [*(path for path in inner if not _NUMBER.fullmatch(Path(path).stem)), *kept]
 
     def checkpoint(self, trial_id: int) -> Checkpoint | None:
-        """The trial's newest checkpoint whose tensors are those that its record names; None without one."""
-        newest = self._newest(trial_id)
+        """The trial's newest checkpoint whose tensors are those that its record names; None without one.
+
+        Raises `OSError` where none is whole, and one could not be read.
+        """
+        newest, unread = self._newest(trial_id), list[OSError]()
         records = [path for path in newest.paths if _in_checkpoints(path) and path.endswith(".json")]
         numbered = {int(Path(path).stem): path for path in records if _NUMBER.fullmatch(Path(path).stem)}
         for number in sorted(numbered, reverse=True):
             tensors = numbered[number].removesuffix(".json") + ".safetensors"
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            try:
                 with newest.place.open(numbered[number]) as file:
                     expected = json.load(file)["tensors_sha256"]
                 with newest.place.open(tensors) as file:
                     if copy(file, None, lambda _size: None)[1] == expected:
                         return Checkpoint(number, (tensors, numbered[number]))
+            except (FileNotFoundError, ValueError, KeyError, TypeError):
+                continue
+            except OSError as error:
+                unread.append(error)
+        if unread:
+            raise unread[0]
         return None
 
     def data_sets(self, names: Sequence[str]) -> list[str]:
@@ -292,8 +303,12 @@ class DataFolder:
         return found
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there."""
-        return _opens(self, path)
+        """Whether the file is there. Raises `OSError` where it cannot be read."""
+        try:
+            self.open(path).close()
+        except FileNotFoundError:
+            return False
+        return True
 
     def there(self, paths: Sequence[str]) -> list[str]:
         """Those of these files of trials that are there, and can be seen."""
@@ -304,7 +319,7 @@ class DataFolder:
         return [path for path in paths if path in found]
 
     def require(self, path: str) -> None:
-        """Raises `OSError` where a file that should be there is not, and some place has nothing of any trial.
+        """Raises `OSError` where a file cannot be read, or is not there, and some place has nothing of any trial.
 
         Then that place is another one, or not mounted.
         """
@@ -366,8 +381,12 @@ def _opened(storage: str) -> Place:
     return Disk(store.root) if isinstance(store, Folder) else Bucket(store)
 
 
+class _Sink(Protocol):
+    def write(self, piece: bytes, /) -> object: ...
+
+
 def copy(
-    source: IO[bytes], target: IO[bytes] | None, step: Callable[[int], None], most: int | None = None
+    source: IO[bytes], target: _Sink | None, step: Callable[[int], None], most: int | None = None
 ) -> tuple[int, str]:
     """Copies a file piece by piece, each told to `step`: its size and SHA-256. Without a target it is only read.
 
@@ -385,7 +404,7 @@ def copy(
     return total, digest.hexdigest()
 
 
-def _opens(place: "Disk | DataFolder", path: str) -> bool:
+def _opens(place: Disk, path: str) -> bool:
     """Whether a file is there and can be read."""
     try:
         place.open(path).close()

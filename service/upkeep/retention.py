@@ -178,7 +178,11 @@ def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> dict[int
     for first in range(0, len(there), _AT_ONCE):
         some = there[first : first + _AT_ONCE]
         final = select(Trial.id).where(Trial.id.in_(some), Trial.state.not_in(OPEN_TRIALS), Trial.finished_at < before)
-        found |= {trial_id: folder.checkpoint_bytes(trial_id) for trial_id in session.scalars(final)}
+        for trial_id in session.scalars(final):
+            try:
+                found[trial_id] = folder.checkpoint_bytes(trial_id)
+            except OSError as error:  # which keeps no other trial's from going
+                logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
     return found
 
 

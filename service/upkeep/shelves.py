@@ -25,7 +25,10 @@ class Shelf:
         if settings.storage is None:
             return Shelf()
         store = open_storage(settings.storage)
-        return _ObjectsShelf(store) if isinstance(store, Objects) else _FolderShelf(Path(settings.storage))
+        if isinstance(store, Objects):
+            return _ObjectsShelf(store)
+        folder = Path(settings.storage)
+        return Shelf() if folder.resolve() == settings.data_dir.resolve() else _FolderShelf(folder)
 
     def filled(self) -> bool:
         """Whether there is anything of trials beside the data folder."""
@@ -65,9 +68,11 @@ class _FolderShelf(Shelf):
 
     def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
-        trials = _bytes_of_trials(manifest)
-        _refuse_full(self._root, trials)
-        _refuse_full(data_dir, manifest.size - trials)
+        if self._root.stat().st_dev == data_dir.stat().st_dev:
+            _refuse_full(self._root, manifest.size)
+            return
+        _refuse_full(self._root, _bytes_of_trials(manifest))
+        _refuse_full(data_dir, _bytes_passing(manifest))
 
     def clear(self) -> None:
         removed(self._stage)
@@ -98,9 +103,7 @@ class _ObjectsShelf(Shelf):
         return bool(self._store.folders(TRIALS, partial=True))
 
     def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
-        # Files of trials pass through the data folder one by one.
-        largest = max((file.size for file in manifest.files), default=0)
-        _refuse_full(data_dir, manifest.size - _bytes_of_trials(manifest) + largest)
+        _refuse_full(data_dir, _bytes_passing(manifest))
 
     def clear(self) -> None:
         self._store.remove(STAGE)
@@ -122,8 +125,18 @@ class _ObjectsShelf(Shelf):
         return [ObjectsMove(self._store, f"{STAGE}/{TRIALS}", TRIALS)]
 
 
+def _of_trials(manifest: Manifest) -> list[int]:
+    """Bytes of each file of a trial."""
+    return [file.size for file in manifest.files if file.path.startswith(f"{TRIALS}/")]
+
+
 def _bytes_of_trials(manifest: Manifest) -> int:
-    return sum(file.size for file in manifest.files if file.path.startswith(f"{TRIALS}/"))
+    return sum(_of_trials(manifest))
+
+
+def _bytes_passing(manifest: Manifest) -> int:
+    """What the data folder holds at most where files of trials pass through it one by one."""
+    return manifest.size - _bytes_of_trials(manifest) + max(_of_trials(manifest), default=0)
 
 
 def is_something(path: Path) -> bool:

@@ -121,6 +121,7 @@ class _SqliteFile(Target):
             database = Database(URL.create("sqlite", database=str(made)))
             with contextlib.closing(database), changing_schema(database) as connection:
                 requeued = _load(connection, backup, journal, {}, say)
+            self.refuse_in_use()  # who opened it meanwhile would go on writing into what is moved aside
             old = [self._path.with_name(self._path.name + suffix) for suffix in ("", *rows.BESIDE)]
             kept = [Move(path, self._kept(path, aside)) for path in old if path.exists()]
             try:

@@ -98,5 +98,12 @@ class ContentRecord:
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    part.replace(path)
+    try:
+        with part.open("w") as file:
+            file.write(json.dumps(value, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # else a machine that dies may keep the name without what it stands for
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -21,11 +21,9 @@ serve_app = typer.Typer()
 def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0 picks a free one.")] = None) -> None:
     """Migrate, then serve the API and one worker until Ctrl-C."""
     from service.settings import Settings
-    from service.upkeep.restore import refuse_half_restored
     from workers.worker.single_machine import LocalStack
 
     screen = console()
-    refuse_half_restored(Settings())
     with LocalStack(Settings(), port=port) as stack:
         documents = f"{stack.url}/docs"
         screen.print(f"API on {stack.url} ({documents}), data in {stack.settings.data_dir}", soft_wrap=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from service.storage import copy_out, require_inside
+from service.storage import copy_out, require_inside, trouble_of
 from service.storage.store import Store
 from ttsv.errors import DataError, TrialError
 
@@ -57,7 +57,8 @@ def known_data_sets(data_dir: Path) -> list[str]:
 def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
     """A data set in `folder`, checked as at its first use; in words why there is none.
 
-    `name`: a data set's, or that of a folder of corrupted images.
+    `name`: a data set's, or that of a folder of corrupted images. Raises `OSError` where the disk is full or fails,
+    which says nothing of the set.
     """
     from ttsv.data.content import ContentRecord
     from ttsv.data.corruptions import PUBLISHED
@@ -72,6 +73,8 @@ def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
             digests = dict(record.files) if record is not None else {}
         files = {path: DataSetFile(digest, (folder / path).stat().st_size) for path, digest in digests.items()}
     except (TrialError, OSError) as error:
+        if (trouble := trouble_of(error)) is not None:
+            raise trouble from None
         return str(error)
     return DataSetFiles(name, sha256, files)
 
@@ -122,8 +125,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
         except OSError as error:
             failed = error
         else:
-            if record is None:
-                hashes = {path: file.sha256 for path, file in theirs.files.items()}
+            hashes = {path: file.sha256 for path, file in theirs.files.items()}
+            if record is None or record.files != hashes:  # the same content may be packed anew
                 ContentRecord.make(name, folder, theirs.sha256, hashes)
     if failed is not None:
         raise failed
@@ -133,16 +136,22 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
 
 
 def bring_baseline(dataset: str, data_dir: Path, head: Store) -> None:
-    """Has the baseline of a data set's corruption errors here as it is on the head, or none. Raises `OSError`."""
+    """Has the baseline of a data set's corruption errors here as it is on the head, or none; others wait meanwhile.
+
+    Raises `DataError` of an `OSError`.
+    """
     from ttsv.data.download import file_digest
+    from ttsv.data.shared import locked
     from ttsv.evaluation.baseline import baseline_path
 
-    place = baseline_path(data_dir / FOLDER, dataset)
+    folder = data_dir / FOLDER
+    place = baseline_path(folder, dataset)
     path = f"{FOLDER}/{place.name}"
-    if head.size(path) is None:
-        place.unlink(missing_ok=True)
-    elif head.digest(path) != file_digest(place, "sha256"):
-        copy_out(head, path, place)
+    with locked(dataset, folder):
+        if head.size(path) is None:
+            place.unlink(missing_ok=True)
+        elif head.digest(path) != file_digest(place, "sha256"):
+            copy_out(head, path, place)
 
 
 def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: Told) -> bool:

@@ -158,7 +158,8 @@ def _said_by_driver() -> list[dict[str, str]]:
 def _listed_gpus() -> dict[str, Gpu]:
     """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers, which is that of the bus.
 
-    Without nvidia-smi, as in a container that lacks it, nobody knows how much memory they have.
+    Without nvidia-smi, as in a container that lacks it, nobody knows how much memory they have; nor does nvidia-smi of
+    those that share the processor's.
     """
     if shutil.which("nvidia-smi") is None:
         said = [one for one in _said_by_driver() if one.get("GPU UUID", "").startswith("GPU-")]
@@ -167,10 +168,15 @@ def _listed_gpus() -> dict[str, Gpu]:
     try:
         listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
         rows = [[cell.strip() for cell in line.split(",")] for line in listing.stdout.splitlines()]
-        return {uuid: Gpu(name, round(float(mebibytes) / 1024, 1)) for uuid, name, mebibytes in rows}
+        return {uuid: Gpu(name, _gib_of(mebibytes)) for uuid, name, mebibytes in rows}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning("nvidia-smi does not say which GPUs there are: %s", error)
         return {}
+
+
+def _gib_of(mebibytes: str) -> float:
+    """As nvidia-smi says it; 0 where it has none to say ("[N/A]"). Raises `ValueError` for other words."""
+    return 0.0 if mebibytes in ("[N/A]", "[Not Supported]") else round(float(mebibytes) / 1024, 1)
 
 
 def _shown(environment: Mapping[str, str], listed: Mapping[str, Gpu]) -> list[str]:

@@ -84,6 +84,7 @@ class Membership:
     def _join(self) -> None:
         """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
         name = name_here()
+        beat()  # the pause before and the probe together may take as long as a pulse may be away
         verdict = self._probe(name)
         if verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
             raise UserError(f"{socket.gethostname()} cannot join {self.head}: {verdict.words}")
@@ -141,7 +142,9 @@ class Membership:
                 logger.info("joined %s with %d CPUs and %d GPUs", self.head, self._offer.cpus, self._offer.gpus)
             if joined and time.monotonic() > probe_after:
                 verdict = self._probe(name)
-                if verdict.outcome is not Outcome.FITS:
+                if verdict.outcome is Outcome.UNANSWERED:
+                    logger.warning("whether this node still fits is not known: %s", verdict.words)
+                elif verdict.outcome is not Outcome.FITS:
                     logger.warning("this node does not fit any more: %s", verdict.words)
                 probe_after = time.monotonic() + PROBE_AGAIN_SECONDS
             beat()

@@ -85,6 +85,7 @@ class Mps:
             self._begin()
         except OSError as error:
             self._problem = f"the MPS control daemon cannot be started: {error}"
+            self.stop()
         if self._child is not None and not comes_up(self._child, self._control(), START_SECONDS):
             ended = self._child.poll() is not None
             does = "ended at once" if ended else f"does not answer within {START_SECONDS:.0f} s"
@@ -106,9 +107,10 @@ class Mps:
 
     def stop(self) -> None:
         """Ends our daemon and its servers, and leaves no folder. Clients should be gone by then."""
-        if self._child is not None and self._folder is not None:
+        if self._child is not None:
             quit_daemon(self._child, self._control(), _STOP_SECONDS)
             stop(self._child, grace=1.0)
+        if self._folder is not None:
             _sweep(self._folder)
         self._child = self._folder = None
 
@@ -116,7 +118,6 @@ class Mps:
         self._folder = own_folder(PREFIX)
         pipes, logs = _pipes(self._folder), self._folder / "log"
         if len(str(pipes)) > _LONGEST_PIPES:
-            shutil.rmtree(self._folder)
             raise OSError(f"{pipes} is too long a path for its sockets: set TMPDIR to a shorter one")
         for folder in (pipes, logs):
             folder.mkdir()

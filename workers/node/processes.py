@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,10 +124,15 @@ def kill_programs(name: str, variable: str, value: str, patience: float = 5.0) -
 def own_folder(prefix: str) -> Path:
     """Makes a folder for this process among the system's temporary ones; `ownerless` has it once the process is gone.
 
-    Its path is short, as Unix sockets may be put into it, whose own paths end at 107 characters.
+    Its path is short, as Unix sockets may be put into it, whose own paths end at 107 characters. Raises `OSError`, and
+    leaves nothing then.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    (folder / _OWNER).write_text(json.dumps(identity()))
+    try:
+        (folder / _OWNER).write_text(json.dumps(identity()))
+    except OSError:  # such as for want of room on the disk: nobody could tell whose it was
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 

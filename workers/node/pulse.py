@@ -16,10 +16,13 @@ LONGEST_PAUSE = 150.0
 def beat() -> None:
     """Says that this process turns; a full disk does not stop it."""
     path = _path()
+    partial = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"process": identity(), "at": time.monotonic()}))
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps({"process": identity(), "at": time.monotonic()}))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def silence() -> str | None:

@@ -115,9 +115,10 @@ class RayProcess:
         if self._mps is not None and self._mps.failed():
             return self._mps.last_words()
         log = self._log or (self._folder and self._folder / "log")
-        if log is None or not log.is_file():
+        try:
+            return "" if log is None else "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+        except OSError:  # it is not there, or the disk fails, for which it may have ended
             return ""
-        return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to whatever is left, and no folder stays; nor does MPS."""

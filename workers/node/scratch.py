@@ -41,8 +41,7 @@ def scratch_folder(data_dir: Path) -> Iterator[Path]:
             try:
                 yield folder
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
-                lock.unlink(missing_ok=True)
+                _remove(folder, lock)
             return
 
 
@@ -52,8 +51,14 @@ def remove_abandoned(data_dir: Path) -> None:
         for lock in parent.glob("*.lock"):
             with contextlib.suppress(OSError), lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-                lock.unlink()
+                _remove(lock.with_suffix(""), lock)
+
+
+def _remove(folder: Path, lock: Path) -> None:
+    """Removes a folder, then its lock; the lock stays where files do, as without one nobody would look there again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        lock.unlink(missing_ok=True)
 
 
 def _writable(data_dir: Path) -> Path:

@@ -4,21 +4,10 @@ import errno
 import tempfile
 from pathlib import Path
 
-_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 _PROBE_BYTES = 2**18
 
 PAUSE = 15.0
 """How many seconds a process waits before its trial is tried again, here or elsewhere."""
-
-
-def is_trouble(error: BaseException) -> bool:
-    """Whether an error, or one of which it came, says that files cannot be kept."""
-    told: BaseException | None = error
-    while told is not None:
-        if isinstance(told, OSError) and told.errno in _TROUBLE:
-            return True
-        told = told.__cause__ or told.__context__
-    return False
 
 
 def require_room(folder: Path) -> None:

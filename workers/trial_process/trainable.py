@@ -17,6 +17,7 @@ import ray
 from ray import tune
 
 from service.queue.cluster import named
+from service.storage import trouble_of
 from service.storage.attempts import LOG
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import (
@@ -158,7 +159,7 @@ class TrialTrainable(tune.Trainable):
         except MemoryError:
             return FailureReport("oom", "the trial does not fit into the machine's memory")
         except Exception as error:
-            if disk.is_trouble(error):
+            if trouble_of(error) is not None:
                 time.sleep(disk.PAUSE)
                 return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
             if isinstance(error, TrialError):

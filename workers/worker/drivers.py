@@ -36,22 +36,32 @@ class Driver:
     started: float = field(default_factory=time.monotonic)
     told: str | None = None
     unwanted: bool = False
+    _line: bytes = b""
+    _next: bytes = b""
 
     def tell(
         self, slots: int, most: int, shunned: Sequence[str] = (), staying: Mapping[str, int] | None = None
     ) -> None:
         """Says how many trials may begin, on which nodes none may, and how many may go on, where that is news.
 
-        `staying`: how many at most on which nodes.
+        `staying`: how many at most on which nodes. It waits for nobody: what a driver that stands still has no room for
+        is said once it has, the newest alone.
         """
         where = ({"shunned": list(shunned)} if shunned else {}) | ({"staying": dict(staying)} if staying else {})
         share = json.dumps({"slots": slots, "most": most} | where)
         if self.told != share:
-            self.told = share
-            assert self.child.stdin is not None, "drivers are spawned with a pipe"
-            with contextlib.suppress(BrokenPipeError):  # it is dead, which is noticed elsewhere
-                self.child.stdin.write(f"{share}\n".encode())
-                self.child.stdin.flush()
+            self.told, self._next = share, f"{share}\n".encode()
+        self._say()
+
+    def _say(self) -> None:
+        assert self.child.stdin is not None, "drivers are spawned with a pipe"
+        pipe = self.child.stdin.fileno()
+        os.set_blocking(pipe, False)
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is dead, which is noticed elsewhere
+            while self._line or self._next:
+                if not self._line:
+                    self._line, self._next = self._next, b""
+                self._line = self._line[os.write(pipe, self._line) :]
 
     def end(self) -> None:
         """Asks it to write what it knows and to give its experiment back."""

@@ -1,5 +1,6 @@
 """What a worker knows of its cluster's nodes, by a child that looks: no Ray is imported in the worker's process."""
 
+import errno
 import logging
 import os
 import secrets
@@ -71,7 +72,13 @@ class Observation:
             raise
         finally:
             os.close(writer)
-        threading.Thread(target=self._read, args=(reader, self._child), name="nodes", daemon=True).start()
+        try:
+            threading.Thread(target=self._read, args=(reader, self._child), name="nodes", daemon=True).start()
+        except RuntimeError as error:  # the machine has none for now
+            os.close(reader)
+            stop(self._child, grace=0)
+            self._child = None
+            raise OSError(errno.EAGAIN, f"no thread can read what it says: {error}") from error
 
     def _store(self) -> dict[str, str]:
         """What tells the child of the store; in its environment, as a bucket's URL may hold a secret."""

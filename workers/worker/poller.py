@@ -69,7 +69,7 @@ class Worker:
         self._drivers = Drivers(settings, self._cluster, driver)
         self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity)
         self._ended: list[Lease] = []
-        self._greet_after = 0.0
+        self._greet_after = self._heard_until = 0.0
         self._nodes_after = 0.0
         self._nodes: Sequence[Node] = ()
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
@@ -169,10 +169,16 @@ class Worker:
             self._ended.pop(0)
 
     def _greet(self) -> None:
-        if time.monotonic() >= self._greet_after:
+        """Says that we are there: with every beat, and before it is too late to be heard by the clock on the wall.
+
+        Where that jumped ahead, or the machine slept, nobody was heard of for long, nor saw what fits a node: this
+        comes to light here, before anything is decided.
+        """
+        if time.monotonic() >= self._greet_after or time.time() > self._heard_until:
             gpus, bf16 = self._cards.count, self._cluster.bf16()
             self._database.write(partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=gpus, bf16=bf16))
             self._greet_after = time.monotonic() + self._settings.beat_seconds
+            self._heard_until = time.time() + leases.HEARD_WITHIN.total_seconds() / 2
 
     def _record_nodes(self) -> None:
         """Says which nodes the cluster has: when something changed, and with every beat."""

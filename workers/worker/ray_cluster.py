@@ -181,7 +181,10 @@ class LocalCluster(Cluster):
 
     def bf16(self) -> bool | None:
         """Whether this machine's processor has instructions for bf16 that it lets trials use, or another node's has."""
-        here = computes_bf16({**os.environ, **usable_instructions()})
+        try:
+            here = computes_bf16({**os.environ, **usable_instructions()})
+        except OSError:  # no process can be started now that would tell: it is asked again
+            return None
         return here or super().bf16() or here
 
 
@@ -201,9 +204,12 @@ def _write_token(path: Path) -> None:
         return  # and no room on the disk is needed for one more
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123
-        file.write(secrets.token_hex(32))
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        with open(descriptor, "w") as file:  # noqa: PTH123
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(descriptor)  # a machine that dies now must not leave an empty token for good
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)
     finally:

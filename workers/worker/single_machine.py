@@ -1,5 +1,6 @@
 """Everything on one machine: migrates, then keeps the API and one worker running as children."""
 
+import logging
 import os
 import signal
 import socket
@@ -14,34 +15,68 @@ from typing import Self
 
 from service.access.keys import refuse_without_keys
 from service.database.engine import Database
+from service.database.outages import Backoff
 from service.errors import UserError
 from service.migrate import migrate
 from service.settings import Settings
+from service.upkeep.restore import refuse_half_restored
 from workers.node.processes import spawn, stop
 
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 600.0
+"""How long a machine may refuse to start a child again before its siblings are ended, too."""
+_LONGEST_PAUSE = 30.0
 _GRACE_SECONDS = 30.0
 _HEALTHY_SECONDS = 30.0
 _MAX_QUICK_RESTARTS = 5
 
 
 class Child:
-    """A process that is started again when it ends, unless it keeps ending at once."""
+    """A process that is started again when it ends, unless it keeps ending at once.
+
+    Where the machine refuses to start it again, such as for want of memory or of room on the disk, that is tried for
+    `PATIENCE_SECONDS`, while its siblings go on. The first start raises `OSError` then.
+    """
 
     def __init__(self, name: str, start: Callable[[Path], subprocess.Popen[bytes]], log: Path) -> None:
         self.name = name
         self.log = log
         self._start = start
         self._quick = 0
+        self._backoff = Backoff(first=0.5, longest=_LONGEST_PAUSE)
+        self._refused_since: float | None = None
+        self._launch_after = 0.0
         self._launch()
 
     def _launch(self) -> None:
-        self._started_at = time.monotonic()
         self.process = self._start(self.log)
+        self._started_at = time.monotonic()
 
     def tend(self) -> None:
-        """Starts it again if it ended; raises `UserError` with the log's end if that does not help."""
-        if self.process.poll() is None:
+        """Starts it again if it ended; raises `UserError` if that does not help, with the log's end where there is one.
+
+        To be called again and again; it does not wait for a machine that refuses.
+        """
+        if self.process.poll() is None or time.monotonic() < self._launch_after:
             return
+        if self._refused_since is None:
+            self._count()
+        try:
+            self._launch()
+        except OSError as error:
+            self._put_off(error)
+        else:
+            self._refused_since = None
+            self._backoff.succeeded()
+
+    def stop(self, grace: float) -> None:
+        """Ends it, and after so many seconds what is left of its session."""
+        if self._refused_since is None:  # else it ended long ago, and its number may be another process's by now
+            stop(self.process, grace)
+
+    def _count(self) -> None:
+        """Counts one that ended; gives up where too many did at once."""
         lived = time.monotonic() - self._started_at
         self._quick = 0 if lived > _HEALTHY_SECONDS else self._quick + 1
         if self._quick >= _MAX_QUICK_RESTARTS:
@@ -49,7 +84,19 @@ class Child:
             raise UserError(f"the {self.name} ended {self._quick} times at once; the end of {self.log}:\n{tail}")
         if lived < 1:
             time.sleep(0.5)
-        self._launch()
+
+    def _put_off(self, error: OSError) -> None:
+        """Lets the next try wait, longer each time; gives up after too long."""
+        now = time.monotonic()
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if now - self._refused_since >= PATIENCE_SECONDS:
+            raise UserError(
+                f"the {self.name} ended, and could not be started again for {PATIENCE_SECONDS:g} s: {error}; make room "
+                "(memory, processes, disk), then start this again"
+            ) from error
+        pause = self._backoff.failed()
+        self._launch_after = now + pause
+        logger.error("the %s cannot be started, trying again in %.1f s: %s", self.name, pause, error)
 
 
 class LocalStack:
@@ -67,6 +114,7 @@ class LocalStack:
 
     def __enter__(self) -> Self:
         self.settings.refuse_open_network()
+        refuse_half_restored(self.settings)
         with closing(Database(self.settings.url)) as database:
             migrate(database)
             refuse_without_keys(database, self.settings)
@@ -108,7 +156,7 @@ class LocalStack:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             while self._children:
-                stop(self._children.pop().process, _GRACE_SECONDS)
+                self._children.pop().stop(_GRACE_SECONDS)
             self._socket.close()
         finally:
             signal.signal(signal.SIGINT, previous)

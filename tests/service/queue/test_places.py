@@ -266,6 +266,18 @@ class TestGivingWay:
         assert self.decide({1: 1, 2: 1}, *others, nodes=large).staying == {}
 
 
+def _ways(left: tuple[int, ...], asked: list[int]) -> bool:
+    """Whether all of these go onto cards with so many quarters left; more than four quarters are whole cards."""
+    if not asked:
+        return True
+    first, *others = asked
+    if first >= 4:
+        whole = [at for at, has in enumerate(left) if has == 4][: first // 4]
+        rest = tuple(0 if at in whole else has for at, has in enumerate(left))
+        return len(whole) == first // 4 and _ways(rest, others)
+    return any(_ways((*left[:at], has - first, *left[at + 1 :]), others) for at, has in enumerate(left) if has >= first)
+
+
 class TestFloor:
     def test_two_halves_are_no_card(self) -> None:
         half = Amount(1, 0.5)
@@ -278,6 +290,45 @@ class TestFloor:
         assert Floor(TWO_NODES[:1], [Standing(1, "a", TWO_GPUS, ("0", "1"))]).lack(half) == (
             "needs 0.5 GPUs on one node; none is free"
         )
+
+    def test_the_rest_of_a_card_is_free_where_a_whole_one_is_promised(self) -> None:
+        half = Amount(1, 0.5)
+        floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",))])
+        assert floor.promise(ONE_GPU, "a")
+        assert floor.fits(half, "a")
+        assert floor.in_the_way(half, "a", {1}) == []
+        assert not floor.fits(ONE_GPU, "a")
+        assert floor.promise(half, "a")
+        assert not floor.fits(half, "a")
+
+    def test_a_part_is_promised_of_a_card_that_is_in_use(self) -> None:
+        half = Amount(1, 0.5)
+        floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",))])
+        assert floor.promise(half, "a")
+        assert floor.fits(ONE_GPU, "a")
+
+    def test_a_card_that_is_being_cleared_is_not_given_away_in_parts(self) -> None:
+        half = Amount(1, 0.5)
+        floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",)), Standing(1, "a", half, ("1",))])
+        assert floor.promise(TWO_GPUS, "a")
+        assert not floor.fits(half, "a")
+
+    @given(
+        cards=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+        promises=st.lists(st.sampled_from([1, 2, 3, 4, 8]), max_size=3),
+        asked=st.sampled_from([1, 2, 3, 4, 8]),
+    )
+    def test_what_fits_beside_promises_leaves_these_as_possible_as_they_were(
+        self, cards: list[int], promises: list[int], asked: int
+    ) -> None:
+        """All that can be tried: whoever says that there is room has a way to put it and all that was promised."""
+        node = Place("a", "gpu1", Amount(99, len(cards)))
+        standing = [Standing(1, "a", Amount(0, taken / 4), (str(card),)) for card, taken in enumerate(cards) if taken]
+        floor = Floor([node], standing)
+        held = [promise for promise in promises if floor.promise(Amount(0, promise / 4), "a")]
+        left = tuple(4 - taken for taken in cards)
+        if floor.fits(Amount(0, asked / 4), "a") and _ways(left, held):
+            assert _ways(left, [*held, asked])
 
     def test_a_trial_that_did_not_say_where_it_is_stands_where_there_is_room(self) -> None:
         floor = Floor(TWO_NODES, [Standing(1, None, TWO_GPUS), Standing(2, "a", TWO_GPUS), Standing(3, "x", TWO_GPUS)])

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -187,6 +187,32 @@ class TestClaim:
         with database.read() as session:
             waiting = take_census(session).waiting
         assert {name: count for name, count in waiting.items() if count} == {"worker": 1}
+
+    @pytest.mark.parametrize("claimed", [False, True])
+    @pytest.mark.parametrize(("silent", "counts"), [(timedelta(minutes=2), False), (timedelta(seconds=20), True)])
+    def test_nor_is_the_time_after_the_last_worker_was_killed(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        silent: timedelta,
+        counts: bool,
+        claimed: bool,
+    ) -> None:
+        """It left no word: its record is as old as its last greeting. One that was restarted at once counts on."""
+        experiment_id = submit()
+        if claimed:
+            claim()
+        write(database, leases.greet, "killed", 4, 0)
+        write(database, say_why, {experiment_id: "needs 3 GPUs on one node; the largest has 2"}, {experiment_id})
+        (before,) = table(Experiment)
+        database.write(lambda session: session.execute(update(Worker).values(seen_at=now() - silent)))
+        write(database, leases.greet, "next", 4, 0)
+        write(database, leases.greet, "next", 4, 0)
+        (experiment,) = table(Experiment)
+        assert experiment.unfit_since == (before.unfit_since if counts else None)
+        assert before.unfit_since is not None
 
 
 class TestBlame:

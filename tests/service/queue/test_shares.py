@@ -114,6 +114,49 @@ def test_what_is_given_fits_and_nothing_that_fits_is_left_idle(
         assert not any(demand.needs.fits((cpus, gpus, 0)) for demand in hungry)
 
 
+def cards_hold(parts: list[int], cards: list[int]) -> bool:
+    """Whether so many twentieths of a card go onto cards with so many left, by trying every way."""
+    if not parts:
+        return True
+    first, *rest = parts
+    return any(
+        cards_hold(rest, [*cards[:at], left - first, *cards[at + 1 :]])
+        for at, left in enumerate(cards)
+        if left >= first and left not in cards[:at]
+    )
+
+
+class TestPartsOfCards:
+    @given(
+        st.lists(st.tuples(st.sampled_from([8, 12, 15, 6, 10, 20, 40]), st.integers(4, 9)), min_size=1, max_size=4),
+        st.integers(1, 3),
+    )
+    def test_what_is_given_stands_on_cards(self, asked: list[tuple[int, int]], count: int) -> None:
+        grids = [Demand(number, trials, Amount(0, part / 20)) for number, (part, trials) in enumerate(asked)]
+        got = allocate(grids, [Amount(0, count)], most_experiments=9)
+        taken = [part for number, (part, _) in enumerate(asked) for _ in range(got.get(number, 0))]
+        whole = sum(part // 20 for part in taken if part >= 20)
+        parts = sorted((part for part in taken if part < 20), reverse=True)
+        assert whole <= count
+        assert cards_hold(parts, [20] * (count - whole))
+
+    @given(st.sampled_from([0.02, 0.1, 0.25, 0.3, 0.4, 0.5, 0.6, 0.9]), st.lists(st.integers(0, 4), max_size=4))
+    def test_one_grid_has_as_many_as_each_card_holds(self, part: float, cards: list[int]) -> None:
+        got = allocate([Demand(1, 9999, Amount(0, part))], [Amount(0, each) for each in cards], most_experiments=1)
+        assert got.get(1, 0) == sum(cards) * int(1 / part + 1e-9)
+
+    def test_what_one_grid_cannot_use_another_has(self) -> None:
+        """Else it would stay empty, and a node be kept for a trial that never fits."""
+        large, small = Demand(1, 9, Amount(1, 0.6)), Demand(2, 9, Amount(1, 0.3), priority=-1)
+        assert allocate([large, small], [Amount(9, 2)], most_experiments=9) == {1: 2, 2: 2}
+
+    def test_a_card_of_which_others_have_a_part(self) -> None:
+        half, whole = Demand(1, 9, Amount(1, 0.5)), Demand(2, 9, Amount(1, 1))
+        assert allocate([half], [Amount(9, 1.5)], most_experiments=9) == {1: 3}
+        assert allocate([whole], [Amount(9, 1.5)], most_experiments=9) == {2: 1}
+        assert allocate([half], [Amount(9, 0.9999999999999999)], most_experiments=9) == {1: 2}
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), min_size=1, max_size=6),
     st.integers(1, 40),

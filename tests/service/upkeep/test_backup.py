@@ -391,6 +391,19 @@ class TestFiles:
 
 
 class TestWriting:
+    def test_what_no_reader_would_take_is_no_backup(
+        self, lived: Database, source: Settings, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(archive, "_LARGEST_MANIFEST", 1000)
+            with pytest.raises(UserError, match=r"one backup cannot name .* files: delete old experiments, or prune"):
+                back_up(source, lived, file)
+        with monkeypatch.context() as patched:
+            patched.setattr(archive, "LONGEST_ROW", 100)
+            with pytest.raises(UserError, match=r"row 1 of table .* has .* bytes, too many for a backup"):
+                back_up(source, lived, file)
+        assert not file.exists()
+
     @pytest.fixture
     def database_url(self, sqlite_url: str) -> str:
         """Where the backup comes from plays no part."""
@@ -567,6 +580,23 @@ class TestRefused:
             process.join()
             here.close()
             there.close()
+
+    def test_a_service_that_opens_it_while_files_are_prepared(
+        self, whole: Path, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It looked for a restore that was cut short before there was one, and would write into what is moved aside."""
+        place = Settings(data_dir=tmp_path / "place")
+        restore.restore(place, whole)
+        before, looks = files_of(place.data_dir), list[list[int]]()
+
+        def opened_later(_path: Path) -> list[int]:
+            looks.append([4711] if looks else [])
+            return looks[-1]
+
+        monkeypatch.setattr("service.upkeep.target._processes_with", opened_later)
+        with pytest.raises(UserError, match="open in process 4711: stop the service and its workers"):
+            restore.restore(place, whole, force=True)
+        assert files_of(place.data_dir) == before
 
     def test_no_room(self, whole: Path, target: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = shutil.disk_usage(whole.parent)
@@ -924,5 +954,5 @@ class TestCommands:
     def test_no_service_starts_on_half_a_restore(self, run: Callable[..., Any], source: Settings) -> None:
         source.data_dir.mkdir()
         (source.data_dir / "restore.json").write_text("{}")
-        for command_ in ("api", "worker", "serve", "migrate"):
+        for command_ in ("api", "worker", "serve", "migrate", "demo"):
             assert "cut short" in run(source, command_, code=1).stderr

@@ -1,3 +1,4 @@
+import errno
 import json
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from ttsv.data import fetch_dataset, load_dataset, shared, verify_dataset
-from ttsv.data.content import content_sha256, file_hashes
+from ttsv.data.content import content_sha256, file_hashes, write_json
 from ttsv.data.own import Npz
 from ttsv.data.source import Arrays
 from ttsv.errors import DataError
@@ -228,3 +229,17 @@ def test_many_processes_at_once_make_one_copy(folder: Path) -> None:
     assert len(set(results)) == 1
     assert results[0][0] == content_sha256(read("mine", folder))
     assert len(copies(folder)) == 1
+
+
+def test_what_a_full_disk_does_not_take_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "npz-mine.sha256.json"
+    write_json(path, {"sha256": "first"})
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ttsv.data.content.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(path, {"sha256": "second"})
+    assert json.loads(path.read_text()) == {"sha256": "first"}
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,6 +1,9 @@
 """Data sets of a node: the head's, brought once and checked, or refused in words."""
 
+import errno
 import os
+import pickle
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +99,20 @@ def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
         bring_data_set("npz:mine", node, head, quiet)
 
 
+def test_the_same_content_in_other_files_is_brought_and_goes_on(head: Head, node: Path) -> None:
+    """It was packed anew on the head, where its record was made anew, too."""
+    bring_data_set("npz:mine", node, head, quiet)
+    path = head.root / "datasets/mine.npz"
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(path, **arrays)
+    (head.root / "datasets/npz-mine.sha256.json").unlink()
+    assert bring_data_set("npz:mine", node, head, quiet)
+    assert (node / "datasets/mine.npz").read_bytes() == path.read_bytes()
+    assert load_dataset("npz:mine", node).sha256 == load_dataset("npz:mine", head.root).sha256
+    assert not bring_data_set("npz:mine", node, head, quiet)
+
+
 def test_a_set_that_is_here_but_was_never_used_is_compared(head: Head, node: Path) -> None:
     save(node, seed=1)
     assert bring_data_set("npz:mine", node, head, quiet), "another file of the name was never used for anything"
@@ -160,6 +177,39 @@ def test_the_baseline_of_corruption_errors_is_the_heads(head: Head, node: Path) 
     (head.root / name).unlink()
     bring_baseline("npz:mine", node, head)
     assert not (node / name).exists()
+
+
+def test_two_trials_that_begin_at_once_bring_a_baseline_one_after_the_other(head: Head, node: Path) -> None:
+    (head.root / "datasets/npz-mine-corruption-baseline.json").write_text("first")
+    genuine, others = head.read, list[threading.Thread]()
+
+    def read(path: str, offset: int, count: int) -> bytes:
+        if not others:
+            others.append(threading.Thread(target=bring_baseline, args=("npz:mine", node, Head(head.root))))
+            others[0].start()
+            others[0].join(0.3)
+        return genuine(path, offset, count)
+
+    head.read = read  # type: ignore[method-assign]
+    bring_baseline("npz:mine", node, head)
+    others[0].join()
+    assert (node / "datasets/npz-mine-corruption-baseline.json").read_text() == "first"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_head_whose_disk_is_in_trouble_is_no_head_without_the_set(
+    head: Head, node: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A trial waits then, where it would fail for data that nobody has."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("ttsv.data.shared._copy", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        bring_data_set("npz:mine", node, head, quiet)
+    assert caught.value.errno == number
+    assert pickle.loads(pickle.dumps(caught.value)).errno == number, "it comes from another process"
 
 
 def test_paths_of_a_head_lead_nowhere_else(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,6 +199,13 @@ class TestDescription:
         assert [gpu.name for gpu in found] == models
         assert Gpu("H100", 79.6) in found or "H100" not in models
 
+    def test_a_gpu_without_memory_of_its_own_is_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = tmp_path / "nvidia-smi"
+        script.write_text("#!/bin/sh\nprintf 'GPU-1111-a, NVIDIA GB10, [N/A]\nGPU-2222-b, L4, 23034\n'\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert describe(tmp_path).gpus == (Gpu("NVIDIA GB10", 0.0), Gpu("L4", 22.5))
+
     def test_a_driver_that_is_broken(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -21,6 +21,7 @@ from workers.node import membership
 from workers.node.membership import Membership, Offer
 from workers.node.mps import Mps
 from workers.node.probe import VERDICT, Outcome, Verdict
+from workers.node.pulse import LONGEST_PAUSE
 
 FITS = Verdict(Outcome.FITS)
 AWAY = Verdict(Outcome.UNANSWERED, "nothing answers")
@@ -100,6 +101,27 @@ def test_it_waits_for_a_head_longer_each_time(
         found.run()
     assert pauses == [2, 4, 8, 16, 30, 30, 30]
     assert "nothing answers; trying head:6379 again in 2 s" in caplog.text
+
+
+def test_its_pulse_is_felt_between_a_pause_and_a_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """Each of the two alone takes less than a pulse may be away; both together do not."""
+    found = member(tmp_path, monkeypatch, [])
+    happened, verdicts = list[str](), iter([AWAY, AWAY, Verdict(Outcome.REFUSED)])
+
+    def probe(_name: str) -> Verdict:
+        happened.append("probe")
+        return next(verdicts)
+
+    monkeypatch.setattr(found, "_probe", probe)
+    monkeypatch.setattr(membership, "beat", lambda: happened.append("beat"))
+    monkeypatch.setattr(time, "sleep", lambda _seconds: happened.append("pause"))
+    with pytest.raises(UserError):
+        found.run()
+    assert happened.count("probe") == 3
+    assert "pause probe" not in " ".join(happened)
+    assert membership.PROBE_SECONDS < LONGEST_PAUSE < membership.PROBE_SECONDS + membership.LONGEST_PAUSE + 1
 
 
 def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
@@ -204,6 +226,19 @@ def test_it_looks_again_while_it_stays(
         found.run()
     assert "does not fit any more: the clock is 60 s ahead" in caplog.text
     assert len(ray(found).options) == 1
+
+
+def test_a_look_that_is_not_answered_says_nothing_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(membership, "PROBE_AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(StandInRay, "looks", 1)
+    away = Verdict(Outcome.UNANSWERED, "the head at head:6379 is starting again")
+    found = member(tmp_path, monkeypatch, [FITS, away, Verdict(Outcome.REFUSED)])
+    with pytest.raises(UserError):
+        found.run()
+    assert "whether this node still fits is not known: the head at head:6379 is starting again" in caplog.text
+    assert "does not fit any more" not in caplog.text
 
 
 def test_sigterm_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

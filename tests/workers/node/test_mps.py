@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -188,6 +189,23 @@ class TestWhereThereCanBeNone:
         with pytest.raises(UserError, match="too long a path for its sockets: set TMPDIR to a shorter one"):
             Mps(CARDS).start()
         assert not list(long.iterdir())
+
+    def test_one_that_cannot_be_started_leaves_nothing(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However often that is tried, as where the machine has no process left for a moment."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        service = Mps(CARDS)
+        service.start()
+        service.stop()
+        monkeypatch.setattr(mps, "spawn", refuse)
+        for _ in range(2):
+            service.start()
+            assert service.failed()
+            assert "cannot be started: [Errno 11] Resource temporarily unavailable" in service.last_words()
+            service.stop()
+            assert machine.folders() == []
 
     def test_one_that_ends_at_once(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("STAND_IN_MPS", "die")

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from service.database.experiments import ProcessIdentity
-from workers.node.processes import identity, is_dead, spawn, stop
+from workers.node.processes import identity, is_dead, own_folder, spawn, stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
 
@@ -85,3 +86,17 @@ def test_launcher_of_a_dead_parent_runs_nothing() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "parent" in done.stderr
+
+
+def test_a_folder_of_its_own_that_has_no_room_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in it would say whose it is, so nobody would ever remove it."""
+
+    def full(path: Path, text: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        own_folder("ttsv-ray-")
+    assert not list(tmp_path.iterdir())

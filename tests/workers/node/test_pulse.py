@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -36,6 +37,16 @@ def test_nobody_was_ever_there() -> None:
 def test_one_that_turns() -> None:
     pulse.beat()
     assert health() == (0, "")
+
+
+def test_a_full_disk_keeps_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    pulse.beat()
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,20 @@ def test_a_late_line_of_the_cluster_before_is_dropped(seen: Observation, monkeyp
     os.close(writer)
     seen._read(reader, before)
     assert seen._nodes is None
+
+
+def test_a_machine_that_has_no_thread_for_it_now_ends_no_worker(
+    seen: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(observation, "PAUSE_SECONDS", 0.0)
+    runs(monkeypatch, f"os.write(fd, {nodes_as_json([NODE])!r} + b'\\n'); time.sleep(60)")
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert look(seen) is None
+    assert "cannot be started, trying again: [Errno 11] no thread can read" in caplog.text
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    assert wait_for(lambda: look(seen), 20) == (NODE,)

@@ -22,6 +22,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, Event, Experiment, Trial, TrialState, now
+from service.database import Worker as WorkerRow
 from service.database.experiments import ProcessIdentity
 from service.errors import UserError
 from service.experiments import actions
@@ -276,6 +277,28 @@ def test_what_fits_no_node_waits_and_says_why(lab: Lab) -> None:
     rig.cluster.room.append(Amount(8, 4))
     rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
     assert (lab.experiment(experiment_id).waiting, lab.experiment(experiment_id).unfit_since) == (None, None)
+    rig.worker._drain()
+
+
+def test_a_clock_that_jumps_ahead_is_no_time_in_which_something_fits_no_node(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment_id = lab.post([0], resources={"gpus": 3})
+    rig = Rig(lab, SLEEP, unfit_seconds=600)
+    rig.turn_until(lambda: lab.experiment(experiment_id).unfit_since)
+    # By the clock that jumped, what was written before is older.
+    genuine, jump = time.time, timedelta(hours=2)
+    before = now() - jump
+    lab.database.write(lambda session: session.execute(update(Experiment).values(unfit_since=before)))
+    lab.database.write(lambda session: session.execute(update(WorkerRow).values(seen_at=before)))
+    monkeypatch.setattr(time, "time", lambda: genuine() + jump.total_seconds())
+    rig.worker._turn()
+    experiment = lab.experiment(experiment_id)
+    assert experiment.state == "queued"
+    rig.turn_until(lambda: lab.experiment(experiment_id).unfit_since)
+    since = lab.experiment(experiment_id).unfit_since
+    assert since is not None
+    assert since > before + jump / 2
     rig.worker._drain()
 
 

@@ -62,6 +62,24 @@ def test_failed_start_is_noticed_and_leaves_nothing(tmp_path: Path, fast_death: 
     assert not list((tmp_path / "tmp").iterdir())
 
 
+def test_a_log_that_cannot_be_read_says_nothing(
+    tmp_path: Path, fast_death: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker asks for it where its cluster ended, for which a disk that fails may be the reason."""
+    cluster = LocalCluster(tmp_path, cpus=1, gpus=0)
+    cluster.start()
+    while not cluster.failed():
+        pass
+
+    def failing(*_: object, **__: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", failing)
+        assert cluster.last_words() == ""
+    cluster.stop()
+
+
 def test_a_start_that_the_machine_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spawn(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -87,6 +105,19 @@ def test_a_token_that_is_there_takes_no_room(tmp_path: Path, monkeypatch: pytest
     _write_token(tmp_path / "token")
     with pytest.raises(OSError, match="No space left"):
         _write_token(tmp_path / "another")
+
+
+def test_a_token_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("workers.worker.ray_cluster.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        _write_token(tmp_path / "token")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    _write_token(tmp_path / "token")
+    assert [(path.name, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()] == [("token", 0o600)]
 
 
 def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list[list[str]]) -> None:
@@ -188,6 +219,15 @@ class TestNodes:
         left = self.node(True, NodeState.LEFT)
         cluster = Cluster("elsewhere:1", Seen((*map(self.node, known), left)))
         assert cluster.bf16() is expected
+
+    def test_bf16_is_not_known_where_no_process_can_tell_now(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse() -> dict[str, str]:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr("workers.worker.ray_cluster.usable_instructions", refuse)
+        assert LocalCluster(tmp_path, cpus=1, gpus=0).bf16() is None
 
     def test_bf16_of_our_own_is_this_machines_or_anothers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,143 @@
+"""A disk that cannot be read is no empty one, and a backup's own disk that is full is no fault of what is copied."""
+
+import errno
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from service.database import Artifact, Trial, TrialState, now
+from service.database.engine import Database
+from service.settings import Settings
+from service.upkeep import backup, retention
+from service.upkeep.archive import WritingError
+from service.upkeep.backup import back_up
+from service.upkeep.files import DataFolder, Disk
+from service.upkeep.retention import Rules
+from tests.service.upkeep.conftest import write_checkpoint
+
+Break = Callable[..., None]
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """What the database is plays no part."""
+    return sqlite_url
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> Break:
+    """Lets the disk fail wherever such a file is opened, or such a folder listed."""
+
+    def breaks(what: Path | str, name: str) -> None:
+        genuine = getattr(os, name)
+
+        def failing(path: Any, *given: Any, **named: Any) -> Any:
+            if str(path) == str(what):
+                raise OSError(errno.EIO, "Input/output error")
+            return genuine(path, *given, **named)
+
+        monkeypatch.setattr(os, name, failing)
+
+    return breaks
+
+
+def missing(settings: Settings, database: Database, file: Path) -> dict[str, bool]:
+    return {one.path: one.expected for one in back_up(settings, database, file).missing}
+
+
+@pytest.fixture
+def trial_id(lived: Database) -> int:
+    """One that left a file, and a log."""
+    with lived.read() as session:
+        return session.scalars(select(Artifact.trial_id)).one()
+
+
+class TestBackup:
+    def test_a_folder_of_a_trial(
+        self, lived: Database, source: Settings, tmp_path: Path, unreadable: Break, trial_id: int
+    ) -> None:
+        assert missing(source, lived, tmp_path / "sound") == {}
+        unreadable(source.data_dir / f"trials/{trial_id}", "scandir")
+        assert missing(source, lived, tmp_path / "backup") == {f"trials/{trial_id}": False}
+
+    @pytest.mark.parametrize("name", ["key-secret", "trial.log"])
+    def test_a_file(self, lived: Database, source: Settings, tmp_path: Path, unreadable: Break, name: str) -> None:
+        unreadable(name, "open")
+        found = missing(source, lived, tmp_path / "backup")
+        assert {path.rpartition("/")[2]: expected for path, expected in found.items()} == {name: False}
+
+    def test_data_sets(self, lived: Database, source: Settings, tmp_path: Path, unreadable: Break) -> None:
+        unreadable(source.data_dir / "datasets", "scandir")
+        assert missing(source, lived, tmp_path / "backup") == {"datasets": False}
+
+    def test_a_checkpoint_counts_as_unreadable_where_no_other_is_whole(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, inside = DataFolder(tmp_path), tmp_path / "trials/7/1/checkpoints"
+        for number in (1, 2):
+            write_checkpoint(inside, number)
+        genuine = Disk.open
+
+        def failing(self: Disk, path: str) -> Any:
+            if path.endswith("000002.safetensors"):
+                raise OSError(errno.EIO, "Input/output error")
+            return genuine(self, path)
+
+        monkeypatch.setattr(Disk, "open", failing)
+        found = folder.checkpoint(7)
+        assert found is not None
+        assert found.epoch == 1
+        (inside / "000001.json").unlink()
+        with pytest.raises(OSError, match="Input/output"):
+            folder.checkpoint(7)
+
+    def test_no_room_for_the_backup_ends_it(
+        self, lived: Database, source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else it would go on without the files that had no room, and say that these cannot be read."""
+
+        class Small(io.BytesIO):
+            full = False
+
+            def write(self, piece: Any) -> int:
+                if self.full and len(piece) > 10_000:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return super().write(piece)
+
+        small, genuine = Small(), DataFolder.open
+
+        @contextmanager
+        def writing(_file: Path) -> Iterator[Small]:
+            yield small
+
+        def open_and_fill(self: DataFolder, path: str) -> Any:
+            small.full = True
+            return genuine(self, path)
+
+        monkeypatch.setattr(backup, "writing", writing)
+        monkeypatch.setattr(DataFolder, "open", open_and_fill)
+        with pytest.raises(WritingError, match="No space left"):
+            back_up(source, lived, tmp_path / "backup")
+
+
+def test_retention_passes_over_what_cannot_be_read(
+    lived: Database, source: Settings, unreadable: Break, trial_id: int
+) -> None:
+    with lived.read() as session:
+        other = session.scalars(select(Trial.id).where(Trial.id != trial_id)).first()
+    ended = update(Trial).where(Trial.id.in_([trial_id, other]))
+    values = {"state": TrialState.FAILED, "finished_at": now() - timedelta(days=9)}
+    lived.write(lambda session: session.execute(ended.values(values)))
+    for one in (trial_id, other):
+        write_checkpoint(source.data_dir / f"trials/{one}/1/checkpoints", 1)
+    unreadable(source.data_dir / f"trials/{trial_id}/1/checkpoints", "scandir")
+    with lived.read() as session:
+        found = retention.plan(session, DataFolder(source.data_dir), Rules(days=5))
+    assert list(found.checkpoints) == [other]
