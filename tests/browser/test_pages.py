@@ -3,25 +3,31 @@
 import random
 import re
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
+from service.access import keys
+from service.access.security import ANYONE, Scope, installation_secret, new_key
+from service.api.http.authentication import COOKIE
 from service.client import Client
 from service.database import EpochPoint, Event, Experiment, Trial, TrialState
 from service.experiments import actions
 from service.experiments.submission import Draft, submit
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
+from service.upkeep import deletion
 from tests import grids
 from tests.browser.accessibility import OF_LOOKS, violations
-from tests.browser.conftest import Pages, Site, Tab
+from tests.browser.conftest import Pages, Site, Tab, served
 from tests.examples import deep
 
 LAYER = {"name": "conv1", "kind": "conv", "shape": {"kernel": [3]}, "largest": 1.0, "smallest": 0.5}
@@ -35,6 +41,11 @@ def posted(site: Site, name: str, **more: Any) -> int:
     plan = expand_grid(spec, max_trials=100)
     made: int = site.database.write(lambda session: submit(session, Draft(spec, plan)).id)
     return made
+
+
+def come_back(page: Any) -> None:
+    """What a browser says when somebody returns to a tab."""
+    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
 
 
 class TestCurves:
@@ -320,14 +331,55 @@ class TestLists:
         # A stream that is refused, as one that names a deleted experiment is, is asked for again.
         last = posted(live, "the last")
         tab.page.locator("a:text-is('the last')").wait_for()
-        tab.page.route("**/v1/stream?*", lambda route: route.fulfill(status=503), times=1)
-        with tab.page.expect_response("**/v1/stream?*"):
-            newest = posted(live, "newest")
+        with tab.page.expect_response(lambda answer: "/v1/stream?" in answer.url and answer.status == 404):
+            live.database.write(lambda session: deletion.mark(session, new, ANYONE))
+        newest = posted(live, "newest")
         live.database.write(lambda session: actions.cancel(session, last))
         live.database.write(lambda session: actions.cancel(session, newest))
         for one in (last, newest):
             tab.page.locator(f"tr[data-experiment='{one}']", has_text="cancelled").wait_for()
+        assert tab.page.locator(f"tr[data-experiment='{new}']").count() == 0
         tab.complaints.clear()  # the console tells of what was refused
+
+    def test_an_open_page_says_that_nobody_is_signed_in_and_that_it_was_deleted(
+        self, filled: Path, tmp_path: Path, browse: Callable[..., Tab]
+    ) -> None:
+        file = tmp_path / "ttsv.db"
+        shutil.copyfile(filled, file)
+        with served(file, keys=True) as site:
+            key = new_key(installation_secret(site.data_dir))
+
+            def issue(session: Session) -> None:
+                project = keys.create_project(session, "ours")
+                keys.add_key(session, project.id, key, owner="ada", scopes={Scope.READ})
+                session.execute(update(Experiment).values(project_id=project.id))
+
+            site.database.write(issue)
+            tab = browse("about:blank", fresh=True)
+            page = tab.page
+            cookie = {"name": COOKIE, "value": key.text, "url": site.url}
+            page.context.add_cookies([cookie])
+            alarm = page.locator("main > .alarm[role=alert]:visible")
+            for path in ("/?tag=pages", "/trials/90"):
+                tab.go(f"{site.url}{path}")
+                assert alarm.count() == 0
+                page.context.clear_cookies()
+                come_back(page)
+                alarm.wait_for()
+                assert alarm.inner_text() == "You are signed out: what stands here is not kept up to date. Sign in"
+                next_to = parse_qs(urlsplit(alarm.locator("a").get_attribute("href")).query)
+                assert next_to == {"next": [path]}
+                page.context.add_cookies([cookie])  # in another tab
+                come_back(page)
+                alarm.wait_for(state="detached")
+            site.database.write(lambda session: actions.cancel(session, 1))
+            tab.go(f"{site.url}/experiments/1#events-panel")
+            site.database.write(lambda session: deletion.mark(session, 1, ANYONE, force=True))
+            come_back(page)
+            alarm.wait_for()
+            assert "it was deleted" in alarm.inner_text()
+            assert alarm.locator("a").get_attribute("href") == "/"
+            tab.complaints.clear()  # the console tells of what was refused
 
     @staticmethod
     def received(tab: Tab) -> list[int]:
