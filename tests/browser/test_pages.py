@@ -224,6 +224,19 @@ class TestTrial:
         assert re.search(r"parameters\s+2\u202f486\s", page.locator("#result").inner_text())
 
 
+def brushed(tab: Tab) -> int:
+    """How much stands in the upper left corner of the plane, where no cell is: of the rectangle alone, from 0 to 255."""
+    tab.page.wait_for_timeout(100)
+    found: int = tab.page.evaluate(
+        """() => {
+          const canvas = document.querySelector('.plane-figure canvas');
+          const scale = canvas.width / canvas.clientWidth;
+          return canvas.getContext('2d').getImageData(80 * scale, 24 * scale, 1, 1).data[3];
+        }"""
+    )
+    return found
+
+
 class TestPlane:
     def test_all_cells_are_drawn_coloured_and_chosen(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{site.url}/leaderboards/cifar10")
@@ -250,7 +263,12 @@ class TestPlane:
         chosen = int(said.inner_text().split()[0])
         assert 0 < chosen < before
         assert rows.count() == chosen
+        assert brushed(tab) > 0
+        page.locator("select[name=by]").select_option("rank")
+        page.emulate_media(color_scheme="dark")
+        assert brushed(tab) > 0  # the rectangle stands in another painting, too
         page.locator("button[data-brush]").click()
+        assert brushed(tab) == 0
         tab.until("before => document.querySelectorAll('tr[data-cell]:not([hidden])').length === before", before)
         for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
             assert tab.saved(f".plane-figure button[data-save={kind}]")[1].startswith(begins)
