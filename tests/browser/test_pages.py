@@ -581,6 +581,18 @@ class TestEveryPage:
                     assert page.locator(f"#{name}").is_visible()
                 assert page.locator("#matrix .sheet").count() == 1
                 assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
+        # Of a new experiment nothing stands over the last lines of a sheet, and of a long text nothing is cut off.
+        tab.go(f"{site.url}/submit#text-panel")
+        page.emulate_media(media="screen")
+        page.locator("#spec").fill("# a note\n" * 60 + "name: [")
+        page.locator("#problem:visible").wait_for()
+        page.emulate_media(media="print")
+        tab.until("() => document.documentElement.classList.contains('paper')")
+        assert (
+            page.locator("#said, .check").evaluate_all("all => all.map(one => getComputedStyle(one).position)")
+            == ["static"] * 2
+        )
+        assert page.locator("#spec").evaluate("one => one.scrollHeight - one.clientHeight") <= 0
         assert len(page.pdf(landscape=True)) > 10_000
 
     def test_names_that_mean_harm_are_names(self, live: Site, browse: Callable[..., Tab]) -> None:
