@@ -225,7 +225,7 @@ class TestTrial:
 
 
 def brushed(tab: Tab) -> int:
-    """How much stands in the upper left corner of the plane, where no cell is: of the rectangle alone, from 0 to 255."""
+    """How dark the upper left corner of the plane is, from 0 to 255: no cell stands there, a rectangle may."""
     tab.page.wait_for_timeout(100)
     found: int = tab.page.evaluate(
         """() => {
