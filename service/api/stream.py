@@ -149,7 +149,7 @@ _SEVERAL_EXAMPLE = 'event: posted\ndata: {"id":7}\n\nevent: progress\n' + _EXAMP
     response_class=EventSourceResponse,
     responses={
         200: {
-            "description": "Progress of several experiments, without an end",
+            "description": "Progress of several experiments, until one of them is deleted",
             "content": {"text/event-stream": {"example": _SEVERAL_EXAMPLE}},
         }
         | headers_of("Cache-Control")
@@ -160,7 +160,8 @@ async def stream_all(
 ) -> AsyncGenerator[ServerSentEvent, None]:
     """`progress` of each experiment that is named, at once and whenever it changes, and `posted` for new ones.
 
-    `posted` has the number of the newest experiment as `id`: at first, and whenever it changes.
+    `posted` has the number of the newest experiment as `id`: at first, and whenever it changes. The stream ends only
+    where one of the experiments is deleted: who asks for it again gets 404.
     """
     posted: int | None = None
 

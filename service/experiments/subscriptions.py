@@ -81,7 +81,7 @@ class Subscriptions:
                     await changed.wait()
 
     async def any_changes(self, experiment_ids: Sequence[int]) -> AsyncGenerator[Seen | int, None]:
-        """What is seen of several experiments, now and whenever it changes.
+        """What is seen of several experiments, now and whenever it changes; ends if one of them is gone.
 
         Between them, whenever it changes and first of all, the number of the newest experiment there is.
         """
@@ -90,7 +90,7 @@ class Subscriptions:
             feeds = {i: await stack.enter_async_context(self._feed(i)) for i in experiment_ids}
             told: dict[int, Seen] = {}
             newest: int | None = None
-            while True:
+            while not any(feed.gone for feed in feeds.values()):
                 waits = [feed.changed for feed in (posted, *feeds.values())]
                 if self._newest is not None and self._newest != newest:
                     newest = self._newest

@@ -77,13 +77,13 @@ class Site:
 
 
 @contextmanager
-def served(file: Path) -> Iterator[Site]:
-    """The service on a SQLite database."""
+def served(file: Path, *, keys: bool = False) -> Iterator[Site]:
+    """The service on a SQLite database, which asks for keys or does not."""
     url = f"sqlite:///{file}"
     listener = _listener()
     port = listener.getsockname()[1]
     data_dir = file.parent / "data"
-    application = create_app(Settings(database_url=url, data_dir=data_dir, host="127.0.0.1"))
+    application = create_app(Settings(database_url=url, data_dir=data_dir, host="127.0.0.1", require_keys=keys))
     process = uvicorn.Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -170,7 +170,9 @@ class TestPlane:
         tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 16")
 
     def test_where_deviations_are_left_out_is_said(self, boards: Site, browse: Callable[..., Tab]) -> None:
-        page = browse("about:blank").page
+        """The service is away for a moment besides: its plane is asked for again."""
+        tab = browse("about:blank")
+        page = tab.page
 
         def many(route: Any) -> None:
             found = route.fetch().json()
@@ -180,8 +182,10 @@ class TestPlane:
             route.fulfill(json=found)
 
         page.route("**/plane?*", many)
+        page.route("**/plane?*", lambda route: route.fulfill(status=503), times=1)
         page.goto(f"{boards.url}/leaderboards/cifar10?experiment=2")
         page.wait_for_selector(".plane-figure[data-drawn='1600']")
+        tab.complaints.clear()  # the console tells of what had no answer
         said = "Of more than 1\u202f500 the deviations of the front and of the chosen are drawn alone."
         assert said in page.locator(".plane-figure figcaption").inner_text()
 

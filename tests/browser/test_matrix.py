@@ -247,6 +247,16 @@ def test_one_that_grows_goes_on_where_it_stood(live: Site, browse: Callable[...,
         live.database.write(lambda session: actions.cancel(session, 1))
     tab.settle()
     assert page.evaluate("() => document.activeElement.dataset.save") == "svg"
+    # Who is signed out meanwhile is not led away from what stands there.
+    page.route("**/experiments/1/matrix?*", lambda route: route.fulfill(status=401))
+    tab.asked.clear()
+    with page.expect_response("**/experiments/1/matrix?*"):
+        page.evaluate(
+            "trials => document.dispatchEvent(new CustomEvent('trials-changed', {detail: {trials}}))", [*range(501)]
+        )
+    tab.quiet(0.3)
+    assert not [url for url in tab.asked if url == page.url]
+    tab.complaints.clear()  # the console tells of what was refused
 
 
 def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) -> None:

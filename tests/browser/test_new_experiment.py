@@ -50,9 +50,9 @@ def spec(tab: Tab) -> Any:
 
 
 def ready(tab: Tab, words: str = "") -> Tab:
-    """Waits until what stands there was looked at, and can be posted."""
+    """Waits until what stands there was looked at, can be posted, and the form says it as well."""
     tab.until(
-        "words => !document.querySelector('#submit').disabled && "
+        "words => !document.querySelector('#submit').disabled && !document.querySelector('#fields').inert && "
         "document.querySelector('#preview').textContent.includes(words)",
         words,
     )
@@ -350,6 +350,27 @@ class TestRace:
         stored(tab)
         assert bodies == [shown.encode()]
         assert len(experiments(live)) == 2
+
+    def test_the_form_waits_for_the_text_that_it_says(self, site: Site, browse: Browse) -> None:
+        """What is written in it before it says what the text says would be taken for all that is meant."""
+        held: list[Any] = []
+        tab = browse("about:blank")
+        tab.page.route("**/submit/text", lambda route: held.append(route))
+        tab.go(f"{site.url}/submit")
+        tab.until("() => document.querySelector('#preview').textContent.includes('8 trials')")
+        field(tab, "seed").click(force=True)
+        tab.page.keyboard.type("2")
+        held.pop().continue_()
+        tab.until("() => !document.querySelector('#fields').inert")
+        assert (chips(tab, "seed"), field(tab, "seed").input_value()) == (["0", "1"], "")
+        write(tab, TEXT)
+        tab.until("() => document.querySelector('#preview').textContent.includes('12 trials')")
+        tab.page.get_by_role("tab", name="Form").click()
+        tab.page.locator("[data-path='rank'] .chip").first.click(force=True)
+        held.pop().continue_()
+        tab.until("() => !document.querySelector('#fields').inert")
+        assert chips(tab, "rank") == ["2", "4"]
+        assert text(tab) == TEXT
 
     def test_an_edit_of_the_text_while_it_is_looked_at(self, live: Site, browse: Browse) -> None:
         tab = ready(browse(f"{live.url}/submit"))

@@ -3,25 +3,31 @@
 import random
 import re
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
+from service.access import keys
+from service.access.security import ANYONE, Scope, installation_secret, new_key
+from service.api.http.authentication import COOKIE
 from service.client import Client
 from service.database import EpochPoint, Event, Experiment, Trial, TrialState
 from service.experiments import actions
 from service.experiments.submission import Draft, submit
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
+from service.upkeep import deletion
 from tests import grids
 from tests.browser.accessibility import OF_LOOKS, violations
-from tests.browser.conftest import Pages, Site, Tab
+from tests.browser.conftest import Pages, Site, Tab, served
 from tests.examples import deep
 
 LAYER = {"name": "conv1", "kind": "conv", "shape": {"kernel": [3]}, "largest": 1.0, "smallest": 0.5}
@@ -35,6 +41,11 @@ def posted(site: Site, name: str, **more: Any) -> int:
     plan = expand_grid(spec, max_trials=100)
     made: int = site.database.write(lambda session: submit(session, Draft(spec, plan)).id)
     return made
+
+
+def come_back(page: Any) -> None:
+    """What a browser says when somebody returns to a tab."""
+    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
 
 
 class TestCurves:
@@ -213,6 +224,19 @@ class TestTrial:
         assert re.search(r"parameters\s+2\u202f486\s", page.locator("#result").inner_text())
 
 
+def brushed(tab: Tab) -> int:
+    """How dark the upper left corner of the plane is, from 0 to 255: no cell stands there, a rectangle may."""
+    tab.page.wait_for_timeout(100)
+    found: int = tab.page.evaluate(
+        """() => {
+          const canvas = document.querySelector('.plane-figure canvas');
+          const scale = canvas.width / canvas.clientWidth;
+          return canvas.getContext('2d').getImageData(80 * scale, 24 * scale, 1, 1).data[3];
+        }"""
+    )
+    return found
+
+
 class TestPlane:
     def test_all_cells_are_drawn_coloured_and_chosen(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{site.url}/leaderboards/cifar10")
@@ -239,7 +263,12 @@ class TestPlane:
         chosen = int(said.inner_text().split()[0])
         assert 0 < chosen < before
         assert rows.count() == chosen
+        assert brushed(tab) > 0
+        page.locator("select[name=by]").select_option("rank")
+        page.emulate_media(color_scheme="dark")
+        assert brushed(tab) > 0  # the rectangle stands in another painting, too
         page.locator("button[data-brush]").click()
+        assert brushed(tab) == 0
         tab.until("before => document.querySelectorAll('tr[data-cell]:not([hidden])').length === before", before)
         for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
             assert tab.saved(f".plane-figure button[data-save={kind}]")[1].startswith(begins)
@@ -320,14 +349,55 @@ class TestLists:
         # A stream that is refused, as one that names a deleted experiment is, is asked for again.
         last = posted(live, "the last")
         tab.page.locator("a:text-is('the last')").wait_for()
-        tab.page.route("**/v1/stream?*", lambda route: route.fulfill(status=503), times=1)
-        with tab.page.expect_response("**/v1/stream?*"):
-            newest = posted(live, "newest")
+        with tab.page.expect_response(lambda answer: "/v1/stream?" in answer.url and answer.status == 404):
+            live.database.write(lambda session: deletion.mark(session, new, ANYONE))
+        newest = posted(live, "newest")
         live.database.write(lambda session: actions.cancel(session, last))
         live.database.write(lambda session: actions.cancel(session, newest))
         for one in (last, newest):
             tab.page.locator(f"tr[data-experiment='{one}']", has_text="cancelled").wait_for()
+        assert tab.page.locator(f"tr[data-experiment='{new}']").count() == 0
         tab.complaints.clear()  # the console tells of what was refused
+
+    def test_an_open_page_says_that_nobody_is_signed_in_and_that_it_was_deleted(
+        self, filled: Path, tmp_path: Path, browse: Callable[..., Tab]
+    ) -> None:
+        file = tmp_path / "ttsv.db"
+        shutil.copyfile(filled, file)
+        with served(file, keys=True) as site:
+            key = new_key(installation_secret(site.data_dir))
+
+            def issue(session: Session) -> None:
+                project = keys.create_project(session, "ours")
+                keys.add_key(session, project.id, key, owner="ada", scopes={Scope.READ})
+                session.execute(update(Experiment).values(project_id=project.id))
+
+            site.database.write(issue)
+            tab = browse("about:blank", fresh=True)
+            page = tab.page
+            cookie = {"name": COOKIE, "value": key.text, "url": site.url}
+            page.context.add_cookies([cookie])
+            alarm = page.locator("main > .alarm[role=alert]:visible")
+            for path in ("/?tag=pages", "/trials/90"):
+                tab.go(f"{site.url}{path}")
+                assert alarm.count() == 0
+                page.context.clear_cookies()
+                come_back(page)
+                alarm.wait_for()
+                assert alarm.inner_text() == "You are signed out: what stands here is not kept up to date. Sign in"
+                next_to = parse_qs(urlsplit(alarm.locator("a").get_attribute("href")).query)
+                assert next_to == {"next": [path]}
+                page.context.add_cookies([cookie])  # in another tab
+                come_back(page)
+                alarm.wait_for(state="detached")
+            site.database.write(lambda session: actions.cancel(session, 1))
+            tab.go(f"{site.url}/experiments/1#events-panel")
+            site.database.write(lambda session: deletion.mark(session, 1, ANYONE, force=True))
+            come_back(page)
+            alarm.wait_for()
+            assert "it was deleted" in alarm.inner_text()
+            assert alarm.locator("a").get_attribute("href") == "/"
+            tab.complaints.clear()  # the console tells of what was refused
 
     @staticmethod
     def received(tab: Tab) -> list[int]:
@@ -511,6 +581,18 @@ class TestEveryPage:
                     assert page.locator(f"#{name}").is_visible()
                 assert page.locator("#matrix .sheet").count() == 1
                 assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
+        # Of a new experiment nothing stands over the last lines of a sheet, and of a long text nothing is cut off.
+        tab.go(f"{site.url}/submit#text-panel")
+        page.emulate_media(media="screen")
+        page.locator("#spec").fill("# a note\n" * 60 + "name: [")
+        page.locator("#problem:visible").wait_for()
+        page.emulate_media(media="print")
+        tab.until("() => document.documentElement.classList.contains('paper')")
+        assert (
+            page.locator("#said, .check").evaluate_all("all => all.map(one => getComputedStyle(one).position)")
+            == ["static"] * 2
+        )
+        assert page.locator("#spec").evaluate("one => one.scrollHeight - one.clientHeight") <= 0
         assert len(page.pdf(landscape=True)) > 10_000
 
     def test_names_that_mean_harm_are_names(self, live: Site, browse: Callable[..., Tab]) -> None:

@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from sqlalchemy.orm import Session
 
 from service.database import Artifact, Trial, TrialState
@@ -180,6 +182,7 @@ def test_nothing_is_cut_off_on_a_telephone(shown: Site, browse: Callable[..., Ta
     texts = re.findall(r">([^<>]+)</text>", content.decode())
     assert "orthogonal loss, logarithmic" in texts
     assert texts.count("epoch") == 4
+    assert re.findall(r">([^<>]+)<title>[^<]*</title></text>", content.decode()) == ["training", "validation"]
     assert {"1e-4", "0.001"} - set(texts)  # one way of writing beside an axis
     assert not any(re.search(r"\.0+e", text) for text in texts)
 
@@ -194,6 +197,8 @@ def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Cal
     assert said.startswith("epoch 80; ")
     for words in ("1 largest", "median", "largest before", "1 δ"):
         assert words in said
+    with Image.open(BytesIO(tab.saved(".fans-figure button[data-save=png]")[1])) as picture:
+        assert picture.height == 8 * (224 + 28) + 3 * 18 + 12  # below the charts what their three kinds of lines are
     page.locator(".fans-figure [name=before]").uncheck()
     page.locator(".fans-figure .uplot").first.focus()
     page.keyboard.press("End")

@@ -328,12 +328,24 @@ export class CurveView extends Charts {
     return [`${this.along} ${plot.data[0][index]}`, ...said, more > 0 ? `and ${more} more` : ""];
   }
 
+  /** What the lines that are drawn mean: [text, {stroke, dash}, whole text] of each. */
+  meanings() {
+    if (this.fixed !== null) {
+      const several = this.plots.filter((plot) => plot.lines.length > 1);
+      return [...new Map(several.flatMap((plot) => plot.lines.map((line, index) => [line.label, plot.styles[index]])))];
+    }
+    const groups = this.groups();
+    return groups
+      .map((group, index) => ({ group, index }))
+      .filter(({ group, index }) => group.members.length > 0 && !this.hidden.has(index))
+      .map(({ group, index }) => [group.name, this.styleOf(group, index, groups.length), group.whole ?? group.name]);
+  }
+
   drawLegend() {
     const groups = this.groups();
     if (this.fixed !== null) {
-      const labels = [...new Map(this.plots.flatMap((plot) => (plot.lines.length > 1 ? plot.lines.map((line, index) => [line.label, plot.styles[index]]) : [])))];
       this.legend.replaceChildren(
-        ...labels.map(([label, { stroke, dash }]) => element("span", "", [this.stroke(stroke, dash), label], { class: "key" })),
+        ...this.meanings().map(([label, { stroke, dash }]) => element("span", "", [this.stroke(stroke, dash), label], { class: "key" })),
       );
       return;
     }
@@ -424,9 +436,7 @@ export class CurveView extends Charts {
   }
 
   png() {
-    const groups = this.groups();
-    const names = groups.map((group, index) => [group.name, this.styleOf(group, index, groups.length)]);
-    return super.png(this.fixed ? [] : names.filter((_, index) => !this.hidden.has(index)).slice(0, 60));
+    return super.png(this.meanings().slice(0, 60));
   }
 
   svg() {
@@ -482,17 +492,12 @@ export class CurveView extends Charts {
       parts.push("</g></g>");
       top += plot.height + 28;
     }
-    if (this.fixed === null) {
-      const groups = this.groups();
-      const pen = document.createElement("canvas").getContext("2d");
-      pen.font = "12px system-ui, sans-serif";
-      groups.forEach((group, index) => {
-        if (this.hidden.has(index)) return;
-        const { stroke, dash } = this.styleOf(group, index, groups.length);
-        parts.push(`<line x1="8" x2="36" y1="${top + 10}" y2="${top + 10}" stroke="${stroke}" stroke-width="2" stroke-dasharray="${dash.join(" ")}"/>`);
-        parts.push(`<text x="44" y="${top + 14}" fill="${colour("text")}" font-size="12">${escape(fitted(pen, group.name, wide - 52))}<title>${escape(group.whole ?? group.name)}</title></text>`);
-        top += 18;
-      });
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = "12px system-ui, sans-serif";
+    for (const [text, { stroke, dash }, whole = text] of this.meanings()) {
+      parts.push(`<line x1="8" x2="36" y1="${top + 10}" y2="${top + 10}" stroke="${stroke}" stroke-width="2" stroke-dasharray="${dash.join(" ")}"/>`);
+      parts.push(`<text x="44" y="${top + 14}" fill="${colour("text")}" font-size="12">${escape(fitted(pen, text, wide - 52))}<title>${escape(whole)}</title></text>`);
+      top += 18;
     }
     const size = `width="${wide}" height="${top + 12}" viewBox="0 0 ${wide} ${top + 12}"`;
     return `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="${colour("page")}"/>${parts.join("")}</svg>`;

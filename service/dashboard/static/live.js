@@ -1,4 +1,5 @@
 // Keeps a page up to date by its stream: what changed is asked for, and nothing else. The server writes all HTML.
+import { element } from "/static/request.js";
 
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
@@ -42,15 +43,44 @@ function focusable(within) {
 /** The service is away for a moment: its stream connects again by itself, and what was not read is asked for again. */
 class Away extends Error {}
 
-/** What the service answers to a request for such a type; null where it refuses. Throws `Away`. */
+/** What the service answers to a request for such a type; null where it refuses, which the page says. Throws `Away`. */
 async function ask(address, type) {
   try {
     const response = await fetch(address, { headers: { Accept: type }, credentials: "same-origin" });
-    if (response.status <= 500) return response.ok && !response.redirected ? await response.text() : null;
+    if (response.status <= 500) {
+      judge(response);
+      return response.ok && !response.redirected ? await response.text() : null;
+    }
   } catch {
     // Nobody answers, or the answer breaks off.
   }
   throw new Away();
+}
+
+const SIGNED_OUT = "You are signed out: what stands here is not kept up to date.";
+let standing = null; // what the page says of itself: that it is not kept up to date, and what to do
+let gone = false; // what it shows was deleted
+
+/** Says where nobody is signed in any more, or what the page shows is no more; and takes that back. */
+function judge({ status, redirected, url }) {
+  if (status === 401 || (redirected && new URL(url).pathname === "/login")) {
+    const next = location.pathname + location.search + location.hash;
+    say(SIGNED_OUT, "Sign in", `/login?${new URLSearchParams({ next })}`);
+  } else if (status === 404) {
+    gone = true;
+    hush();
+    say("This is there no more: it was deleted. What stands here was read before.", "Experiments", "/");
+  } else if (status < 400) {
+    standing?.remove();
+    standing = null;
+  }
+}
+
+function say(words, link, href) {
+  if (standing?.dataset.said === words) return;
+  standing?.remove();
+  standing = element("p", `${words} `, [element("a", link, [], { href })], { class: "alarm", role: "alert", "data-said": words });
+  document.getElementById("main").prepend(standing);
 }
 
 /** Another page of ours as a document; null where there is none to be had. Throws `Away`. */
@@ -116,6 +146,7 @@ let refusals = 0;
  */
 function listen(address, handlers, again) {
   hush();
+  if (gone) return;
   const mine = new EventSource(address);
   source = mine;
   for (const [name, handle] of Object.entries(handlers)) {
@@ -135,6 +166,11 @@ function listen(address, handlers, again) {
 function hush() {
   source?.close();
   source = null;
+}
+
+/** Reads where somebody comes back to the page: what is over has no stream, and may have been deleted meanwhile. */
+function onReturn(reading) {
+  document.addEventListener("visibilitychange", () => document.hidden || reading.now());
 }
 
 /** The page of an experiment. */
@@ -182,11 +218,16 @@ function ofExperiment() {
       soon();
     },
   };
-  const connect = () => listen(`${stream}&after=${newest}`, handlers, connect);
+  const connect = () =>
+    listen(`${stream}&after=${newest}`, handlers, () => {
+      soon(); // says why it was refused
+      connect();
+    });
   document.addEventListener("acted", () => {
     soon.now();
     connect();
   });
+  onReturn(soon);
   if (open !== undefined) connect();
 }
 
@@ -217,7 +258,12 @@ function ofTrial() {
     if (done) end();
   };
   const soon = throttled(look, PAUSE);
-  const connect = () => listen(stream, { progress: soon, end: () => (end(), soon()) }, connect);
+  const connect = () =>
+    listen(stream, { progress: soon, end: () => (end(), soon()) }, () => {
+      soon(); // says why it was refused
+      connect();
+    });
+  onReturn(soon);
   connect();
 }
 
@@ -235,6 +281,7 @@ function ofList() {
     await refresh();
     connect();
   }, pause);
+  onReturn(whole);
   const single = throttled(async () => {
     if (stale.size === 0) return;
     const query = new URLSearchParams(location.search);

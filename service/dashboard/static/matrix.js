@@ -634,7 +634,7 @@ async function choose(address, { push = true, live = false } = {}) {
       return;
     }
     if (!response.ok) {
-      location.assign(address.href);
+      if (!live) location.assign(address.href); // nobody is led away from what they read
       return;
     }
     const fresh = new DOMParser().parseFromString(text, "text/html");

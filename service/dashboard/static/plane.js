@@ -13,6 +13,7 @@ const GLYPHS = ["●", "■", "▲", "◆", "▼", "➤", "▣"]; // the same in
 const MOST_BARS = 1500;
 const MOST_AXES = 10;
 const KEYS = 40;
+const AGAIN = 2000; // milliseconds after which is asked again where the service did not answer
 
 const figure = document.querySelector(".plane-figure");
 const place = figure.querySelector(".canvas");
@@ -226,7 +227,7 @@ function draw() {
   if (data === null || data.cell.length === 0) return;
   chart ??= listen(init(place, null, { renderer: "canvas" }));
   const { painted, option } = options();
-  chart.setOption(option, { notMerge: true });
+  chart.setOption(option, { replaceMerge: ["series"] }); // all else stays, such as the rectangle that was drawn
   if (!crossed.hidden) drawOverFields();
   const keys = keysOf(painted).map(([text, fill, glyph]) => {
     const mark = element("span", glyph, [], { class: "glyph", "aria-hidden": "true" });
@@ -466,10 +467,11 @@ function offerAxes() {
 
 async function load() {
   const response = await fetch(figure.dataset.source, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
-  if (response === null || !response.ok) {
-    readout.textContent = "The plane cannot be read now.";
+  if (response === null || response.status > 500) {
+    setTimeout(load, AGAIN); // the service is away for a moment: the plane that it drew stands meanwhile
     return;
   }
+  if (!response.ok) return;
   data = await response.json();
   figure.hidden = data.cell.length === 0;
   if (figure.hidden) return;

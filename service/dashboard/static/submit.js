@@ -219,13 +219,14 @@ function refuse(result, errors = [], known = []) {
   problem.replaceChildren(element("strong", "Refused"), element("ul", "", items));
 }
 
-/** The form follows the text. */
+/** The form follows the text: until it does it waits, as what it says of other fields would be taken for an edit. */
 async function pull() {
   const asked = text.value;
   const { signal } = looking;
   const result = await ask("/submit/text", { text: asked }, signal);
   if (signal.aborted || asked !== text.value || ahead()) return;
   follow(result);
+  if (away(result)) later(AGAIN, pull, look);
 }
 
 function follow(result) {
@@ -309,6 +310,7 @@ const form = new SpecForm(fields, () => {
   later(PAUSE, push);
 });
 text.addEventListener("input", () => {
+  if (!ahead()) fields.inert = true;
   changed();
   later(PAUSE, ...(ahead() ? [push] : [pull, look]));
 });

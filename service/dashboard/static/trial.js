@@ -140,14 +140,20 @@ function fanCharts() {
   });
 }
 
+/** What lines mean, as [text, {stroke, dash}]. */
+function fanKey() {
+  const [after, before] = palette();
+  const key = [["least to largest, 5 to 95 %, quartiles, median", { stroke: after, dash: [] }]];
+  if (history.layers.some((layer) => layer.before.some((row) => row !== null))) key.push(["largest and median before the projection", { stroke: before, dash: [5, 3] }]);
+  return [...key, ...deltaKey()];
+}
+
+const deltaKey = () => (delta === null ? [] : [[`δ = ${delta}`, { stroke: paint("text"), dash: [8, 4] }]]);
+
 function drawFanKeys() {
   every.hidden = all || history.layers.length <= MOST_FANS;
   every.textContent = `All ${history.layers.length} layers`;
-  const [after, before] = palette();
-  const key = (text, stroke, dash = []) => element("span", "", [fan.stroke(stroke, dash), text], { class: "key" });
-  const keys = [key("least to largest, 5 to 95 %, quartiles, median", after)];
-  if (history.layers.some((layer) => layer.before.some((row) => row !== null))) keys.push(key("largest and median before the projection", before, [5, 3]));
-  if (delta !== null) keys.push(key(`δ = ${delta}`, paint("text"), [8, 4]));
+  const keys = fanKey().map(([text, { stroke, dash }]) => element("span", "", [fan.stroke(stroke, dash), text], { class: "key" }));
   fans.querySelector(".keys").replaceChildren(...keys);
 }
 
@@ -203,7 +209,7 @@ ends.addEventListener("click", (event) => {
   }
   const kind = event.target.closest("button[data-save]")?.dataset.save;
   const name = fileName("trial", trialId, "singular-values");
-  if (kind === "png") save(`${name}.png`, end.png());
+  if (kind === "png") save(`${name}.png`, end.png(deltaKey()));
   if (kind !== "csv") return;
   const rows = final.flatMap(({ name: layer, index, values }) => index.map((place, at) => [layer, place, values[at]]));
   save(`${name}.csv`, csv([["layer", "index", "singular value"], ...rows]), "text/csv");
@@ -217,7 +223,7 @@ fans.addEventListener("click", (event) => {
   }
   const kind = event.target.closest("button[data-save]")?.dataset.save;
   const name = fileName("trial", trialId, "spectra");
-  if (kind === "png") save(`${name}.png`, fan.png());
+  if (kind === "png") save(`${name}.png`, fan.png(fanKey()));
   if (kind !== "csv") return;
   const rows = history.layers.flatMap((layer) =>
     history.epochs.flatMap((epoch, index) =>

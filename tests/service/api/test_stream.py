@@ -19,6 +19,7 @@ from fastapi import sse
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from service.access.security import ANYONE
 from service.api import logs
 from service.client import ApiError, Client, DamagedError
 from service.database import EpochPoint, Event, Trial
@@ -31,6 +32,7 @@ from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from service.settings import Settings
+from service.upkeep import deletion
 
 pytestmark = pytest.mark.here
 
@@ -192,6 +194,10 @@ def test_several_experiments_and_new_ones(server: Server, submit: Submit, databa
         assert spoken(messages) == ("posted", third)
         database.write(lambda session: actions.pause(session, second))
         assert spoken(messages) == ("progress", second)
+        database.write(lambda session: actions.cancel(session, second))
+        assert spoken(messages) == ("progress", second)
+        database.write(lambda session: deletion.mark(session, second, ANYONE))
+        assert next(messages, None) is None  # it ends, and before it would have to say that it lives
     for _ in range(200):
         if not server.app.state.subscriptions._feeds:
             break
