@@ -15,7 +15,7 @@ from ttsv.precision import at_least_single
 from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bounds
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, spectral_layers
-from ttsv.spectral.norms import scale_down, widened, stored_norm
+from ttsv.spectral.norms import scale_down, stored_norm, widened
 from ttsv.spectral.symbol import Size, output_sizes
 from ttsv.tt.decomposition import orthogonalized
 
