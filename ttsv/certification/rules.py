@@ -123,7 +123,9 @@ def _expanded_as(trace: Trace, result: Tensor, features: Tensor, other: Tensor) 
     return _taken("expand")(trace, result, features, *result.shape) if isinstance(features, Traced) else Reach(0.0)
 
 
-def _sorted(trace: Trace, _: Tensor, features: Traced, dim: int = -1, *__: Any, **___: Any) -> Reach:
+def _sorted(
+    trace: Trace, _: Tensor, features: Traced, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> Reach:
     """Of two vectors, sorting both makes the sum of products of their values no smaller (rearrangement inequality).
 
     So it brings no two of them further apart.

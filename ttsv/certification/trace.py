@@ -47,6 +47,8 @@ ModuleRule = Callable[["Trace", Any, Traced], tuple[Sequence[int], Reach | Affin
 _METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
 _VIEWS_AT_TIMES = {"contiguous", "reshape", "flatten"}
 """Functions that copy or do not by the layout of the data, which a tensor without data need not have."""
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+"""What torch's functions take for names of their own as well."""
 _ATTRIBUTES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_sparse", "is_quantized"}
 
 
@@ -171,7 +173,7 @@ class Trace:
             raise self.refuse(f"{name}() of several tensors that depend on the input", "has no bound")
         if name == "__getitem__" and _is_mask(args[1]):
             raise self.refuse("an index by a boolean mask", "has no rule: index by a list of the places it takes")
-        kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+        kwargs = {_NUMPY_NAMES.get(key, key): value for key, value in kwargs.items() if key != "inplace"}
         plain = _meta(function, args, kwargs)
         if isinstance(plain, Tensor) and plain.dtype != torch.float64:
             raise self.refuse(

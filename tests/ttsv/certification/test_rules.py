@@ -302,6 +302,33 @@ def test_sorting_over_the_images_is_refused_and_so_are_the_places() -> None:
         bounded(Applied(lambda x: x.sort(2).indices.double()), (1, 2, 2))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, **axis: x.sort(**axis).values,
+        lambda x, **axis: torch.sort(x, stable=True, **axis)[0],
+        lambda x, **axis: x.softmax(**axis),
+        lambda x, **axis: torch.softmax(x, **axis),
+        lambda x, **axis: x.mean(**axis)[:, None],
+        lambda x, **axis: torch.sum(x, **axis)[:, None],
+        lambda x, **axis: x.amax(**axis)[:, None],
+        lambda x, **axis: torch.cat([x, x], **axis)[:, 1:4],
+    ],
+    ids=["sort", "torch.sort", "softmax", "torch.softmax", "mean", "sum", "amax", "cat"],
+)
+def test_an_axis_by_numpys_name_is_the_same_axis(function: Callable[..., Tensor]) -> None:
+    """torch takes `axis` for `dim`: along channels it mixes their scales, which the layer behind must not take in."""
+    scale = torch.tensor([1.0, 100.0, 0.01], dtype=torch.float64).reshape(3, 1, 1)
+
+    def between(**axis: int) -> nn.Module:
+        return Applied(lambda x: function(x * scale, **axis) * scale.flip(0))
+
+    image = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(0))
+    bound = bounded(between(axis=1), (3, 2, 2))
+    assert bound == bounded(between(dim=1), (3, 2, 2))
+    assert max(norm_at(between(axis=1), image * size) for size in (1e-3, 1.0, -1.0)) <= bound
+
+
 def test_of_expand_as_the_second_tensor_is_a_shape() -> None:
     gate = Applied(lambda x: x.mean((2, 3), keepdim=True).expand_as(x))
     assert bounded(gate, (2, 3, 5)) == pytest.approx(1, rel=1e-12)
