@@ -266,6 +266,16 @@ class TestQuota:
             assert project is not None
             assert keys.usage(session, project.id) == keys.Usage(0, 0.0)
 
+    @pytest.mark.parametrize("quota", [{"max_gpu_hours": 0}, {"max_queued_trials": 0}], ids=str)
+    def test_a_search_is_held_to_it_as_a_grid_is(
+        self, guarded: TestClient, make: Callable[..., str], quota: dict[str, int]
+    ) -> None:
+        key, admin = make(), make("ops", "admin")
+        guarded.put("/v1/projects/1", json={"name": "vision", **quota}, headers=bearer(admin))
+        search = {"algorithm": "random", "trials": 9, "space": {"training.lr": {"uniform": [0.01, 0.1]}}}
+        for spec in (SPEC, {"name": "search", "base": SPEC["base"], "search": search}):
+            assert guarded.post("/v1/experiments", json=spec, headers=bearer(key)).status_code == 429
+
     def test_nobody_s_requests_have_none(self, database: Database) -> None:
         anyone = Principal("anonymous", None, frozenset(Scope))
         with database.read() as session:
