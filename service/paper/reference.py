@@ -19,7 +19,8 @@ from service.specs.columns import value_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
-from ttsv.config.trial import LOOKING_ON, TrialConfig
+from ttsv.config.training import LOOKING_ON
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
 SPEEDUP, SAVING = RATIOS = ("speedup", "memory_saving")
