@@ -159,9 +159,9 @@ def _images(record: Record) -> int | None:
 
 
 def complete(config: TrialFields) -> TrialFields:
-    """With the defaults of fields that were added later, without what makes no other network."""
+    """In today's canonical form, with the fields that were added later, without what makes no other network."""
     with contextlib.suppress(ConfigError):  # a field that is no more
-        config = TrialConfig.from_dict(config).to_dict()
+        config = TrialConfig.from_dict(config).canonical().to_dict()
     kept = {name: value for name, value in config.items() if name not in ("seed", "evaluation")}
     if isinstance(training := kept.get("training"), dict):
         kept["training"] = {name: value for name, value in training.items() if name not in LOOKING_ON}
