@@ -3,7 +3,7 @@
 import stat
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
 
 from service.access import keys
 from service.access.security import Principal, Scope, hash_secret, installation_secret, new_key, split_key
 from service.api.http.authentication import Watch
 from service.database import ApiKey, now
 from service.database.engine import Database
-from service.errors import UserError
+from service.errors import ConflictError, UserError
 from service.main import create_app
 from service.settings import Settings
 
@@ -204,6 +205,22 @@ class TestGuard:
         # Its own name can be written in another way.
         assert guarded.put("/v1/projects/1", json={"name": name.strip()}, headers=admin).status_code == 200
         assert guarded.post("/v1/projects", json={"name": " "}, headers=admin).status_code == 422
+
+    def test_of_two_that_take_a_name_at_once_the_second_is_told(self, database: Database) -> None:
+        def second() -> None:
+            database.write(lambda session: keys.create_project(session, "Speech"))
+
+        with ThreadPoolExecutor(1) as pool:
+
+            def first(session: Session) -> Future[None]:
+                keys.create_project(session, "speech")
+                other = pool.submit(second)
+                time.sleep(0.2)
+                assert not other.done()  # it waits for what is not committed yet
+                return other
+
+            with pytest.raises(ConflictError, match="there is a project 'speech' already"):
+                database.write(first).result(10)
 
     @pytest.mark.parametrize(
         "path",
