@@ -53,7 +53,8 @@ import torch
 from measuring import circumstances, parser, rounded
 from networks import DELTA, Layer, weights
 from training import CASES, IMAGES, TOYS, Case, Load, case_config, model_of, our_rounds, their_rounds
-from ttsv.config.trial import TrainingConfig, TrialConfig
+from ttsv.config.training import TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from networks import DELTA
-from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.config.training import AugmentationConfig, TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Compose, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.layers import TTConv

@@ -37,7 +37,8 @@ from torch import Tensor, nn
 
 from authors import checkout
 from measuring import alternate, in_fresh_process, keep, parser, peak_mebibytes, ratio, resident_mebibytes
-from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.config.training import AugmentationConfig, TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset

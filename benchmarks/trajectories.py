@@ -40,7 +40,7 @@ from torch.nn import functional
 
 from authors import checkout
 from measuring import keep, parser
-from ttsv.config.trial import TrainingConfig
+from ttsv.config.training import TrainingConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal
 from ttsv.constraints.power import power_step
 from ttsv.constraints.protocol import LayerNorms

@@ -80,8 +80,10 @@ far become `early_stopped`. Such a trial has its epochs and no result, and count
 Fields without effect are reset before trials are compared: `layer: "tt"` without a rank is a dense network (`"soc-tt"`
 one of SOC layers); a network without TT layers has no rank, no frames and no `lambda_ort`, and frames held orthonormal
 have no `lambda_ort`; without a `delta`, or with another constraint than `clip`, nothing is clipped and `clipping`
-means nothing, and likewise `division` without a target; `milestones` and `gamma` belong to the schedule `multistep`,
-`momentum` and `nesterov` to the optimizer `sgd`, `amsgrad` and `eps` to the others.
+means nothing, and likewise `division` without a target; `clipping.operator` is that of `rescale`; `milestones` and
+`gamma` belong to the schedule `multistep`, which is `constant` without a milestone before the last epoch; `mean` and
+`std` of equal values are one value, and of 0.5 those of every data set, however they are written; `momentum` and
+`nesterov` belong to the optimizer `sgd`, `amsgrad` and `eps` to the others.
 """
 
 SETTINGS = """# Settings

@@ -1,6 +1,6 @@
 """One normalisation, one schedule, one clip: one cell and one protocol, however they were written"""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,6 +26,21 @@ _FIELD_INDEX = sa.table("field_index", sa.column("trial_id"))
 _PROTOCOLS = sa.table("protocols", sa.column("fingerprint", sa.String), sa.column("record", Json))
 _RESULTS = sa.table("results", sa.column("trial_id"), sa.column("protocol"), sa.column("layers", Json))
 _BATCH = 1000
+_PAGE = (
+    sa.select(*(_TRIALS.c[name] for name in ("id", "experiment_id", "state", "config")))
+    .where(_TRIALS.c.id > sa.bindparam("after"))
+    .order_by(_TRIALS.c.id)
+    .limit(_BATCH)
+)
+_SAME = sa.select(_TRIALS.c.id).where(
+    _TRIALS.c.experiment_id == sa.bindparam("experiment"),
+    _TRIALS.c.fingerprint == sa.bindparam("own"),
+    _TRIALS.c.id != sa.bindparam("trial"),
+)
+_THIS = _TRIALS.c.id == sa.bindparam("trial")
+_MOVE = _TRIALS.update().where(_THIS).values(fingerprint=sa.bindparam("own"), cell=sa.bindparam("own_cell"))
+_REWRITE = _TRIALS.update().where(_THIS).values(config=sa.bindparam("own_config", type_=Json))
+_FORGET = _FIELD_INDEX.delete().where(_FIELD_INDEX.c.trial_id == sa.bindparam("trial"))
 _USUAL = 0.5
 """Mean and std of every channel where nothing else is asked for."""
 
@@ -49,37 +64,41 @@ def _move_trials(connection: sa.Connection) -> bool:
     canonical trial already, the other one stays as it is: a fingerprint is there once.
     """
     moved = False
-    for row in _written_otherwise(connection):
+    last = -1
+    while True:
+        rows = list(connection.execute(_PAGE, {"after": last}))
+        if found := _moves(connection, rows):
+            moved = True
+            connection.execute(_MOVE, [{name: one[name] for name in ("trial", "own", "own_cell")} for one in found])
+            if over := [one for one in found if not one["open"]]:
+                connection.execute(_REWRITE, [{"trial": one["trial"], "own_config": one["config"]} for one in over])
+                # `service.migrate` enters them anew.
+                connection.execute(_FORGET, [{"trial": one["trial"]} for one in over])
+        if len(rows) < _BATCH:
+            return moved
+        last = rows[-1].id
+
+
+def _moves(connection: sa.Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """What becomes of those of the trials whose configuration is not canonical."""
+    found: list[dict[str, Any]] = []
+    taken: set[tuple[int, str]] = set()
+    for row in rows:
         config = _canonical(row.config)
+        if config == row.config:
+            continue
         try:
             trial = TrialConfig.from_dict(config)
         except ConfigError:  # of a version whose trials are none any more: no new one is like it
             continue
-        fingerprint = trial.fingerprint()
-        same = (_TRIALS.c.experiment_id == row.experiment_id, _TRIALS.c.fingerprint == fingerprint)
-        if list(connection.execute(sa.select(_TRIALS.c.id).where(*same, _TRIALS.c.id != row.id))):
+        own = row.experiment_id, trial.fingerprint()
+        same = list(connection.execute(_SAME, {"experiment": own[0], "own": own[1], "trial": row.id}))
+        if same or own in taken:
             continue
-        values: dict[str, Any] = {"fingerprint": fingerprint, "cell": trial.cell()}
-        if row.state not in ("queued", "running"):
-            values["config"] = config
-            # `service.migrate` enters it anew.
-            connection.execute(_FIELD_INDEX.delete().where(_FIELD_INDEX.c.trial_id == row.id))
-        connection.execute(_TRIALS.update().where(_TRIALS.c.id == row.id).values(**values))
-        moved = True
-    return moved
-
-
-def _written_otherwise(connection: sa.Connection) -> Iterator[Any]:
-    """Trials whose configuration is not canonical, the oldest first."""
-    columns = [_TRIALS.c[name] for name in ("id", "experiment_id", "state", "config")]
-    last = -1
-    while True:
-        query = sa.select(*columns).where(_TRIALS.c.id > last).order_by(_TRIALS.c.id).limit(_BATCH)
-        rows = list(connection.execute(query))
-        yield from (row for row in rows if _canonical(row.config) != row.config)
-        if len(rows) < _BATCH:
-            return
-        last = rows[-1].id
+        taken.add(own)
+        is_open = row.state in ("queued", "running")
+        found.append({"trial": row.id, "own": own[1], "own_cell": trial.cell(), "config": config, "open": is_open})
+    return found
 
 
 def _canonical(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The pages on which experiments begin: presets, and the form that makes a spec, looks at it and posts it."""
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ from service.specs.spec import ExperimentSpec
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 FORM = "/submit"
+_KEY = re.compile(r"[0-9a-f]{32}")
+"""What a form that was looked at is posted under."""
 START = {
     "spec_version": 2,
     "name": "my first grid",
@@ -107,7 +110,7 @@ def _shown(
         preset=preset,
         scale=scale.value,
         scales=[one.value for one in Scale],
-        key=secrets.token_hex(16),
+        key=secrets.token_hex(16),  # as `_KEY`
     )
     answer.status_code = 422 if looked.problems else 200
     return answer
@@ -125,7 +128,9 @@ async def sent(request: Request, show: Show, database: Db, settings: Config, who
     post = given.get("do") == "post"
     if post and not who.may(Scope.SUBMIT):
         raise ScopeError("your key may read and not submit")
-    asked = SpecSubmission(Response(), database, settings, who, given.get("key"), dry_run=not post, summary=not post)
+    key = given.get("key", "")
+    once = key if _KEY.fullmatch(key) else None  # PostgreSQL takes not every text, and the page sends no other
+    asked = SpecSubmission(Response(), database, settings, who, once, dry_run=not post, summary=not post)
     return await run_in_threadpool(_answered, show, asked, text)
 
 

@@ -59,7 +59,8 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
     """
     if draft.before is not None:
         return _extend(session, draft, who)
-    check_quota(session, who, len(draft.plan.trials))
+    # A search has no trial yet; its first one comes with it.
+    check_quota(session, who, 1 if draft.spec.search else len(draft.plan.trials))
     if draft.sources and draft.origin is not None:
         store.get_experiment(session, draft.origin, project_id=who.project_id, locked=True)  # not deleted since
     experiment = Experiment(

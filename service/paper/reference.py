@@ -19,7 +19,8 @@ from service.specs.columns import value_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
-from ttsv.config.trial import LOOKING_ON, TrialConfig
+from ttsv.config.training import LOOKING_ON
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
 SPEEDUP, SAVING = RATIOS = ("speedup", "memory_saving")
@@ -158,9 +159,9 @@ def _images(record: Record) -> int | None:
 
 
 def complete(config: TrialFields) -> TrialFields:
-    """With the defaults of fields that were added later, without what makes no other network."""
+    """In today's canonical form, with the fields that were added later, without what makes no other network."""
     with contextlib.suppress(ConfigError):  # a field that is no more
-        config = TrialConfig.from_dict(config).to_dict()
+        config = TrialConfig.from_dict(config).canonical().to_dict()
     kept = {name: value for name, value in config.items() if name not in ("seed", "evaluation")}
     if isinstance(training := kept.get("training"), dict):
         kept["training"] = {name: value for name, value in training.items() if name not in LOOKING_ON}

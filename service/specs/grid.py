@@ -54,7 +54,8 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     """
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return Plan([], points, _idle(spec, _probe(spec, parts.base)))
+        probed = _probe(spec, parts.base)
+        return Plan([], points, _idle(spec, probed), probed.unreached())
 
     planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
@@ -64,14 +65,15 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         except ConfigError as error:
             raise _at_odds(error) from error
         planned.setdefault(trial.fingerprint, trial)
-    return Plan(list(planned.values()), points, _idle(spec, planner))
+    return Plan(list(planned.values()), points, _idle(spec, planner), planner.unreached())
 
 
 def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
     """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return GridCount([], points, _idle(spec, _probe(spec, parts.base)))
+        probed = _probe(spec, parts.base)
+        return GridCount([], points, _idle(spec, probed), probed.unreached())
 
     planner = Planner(_chooser(spec))
     cells: dict[str, PlannedCell] = {}
@@ -86,7 +88,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
         cells[cell.digest] = cell
         seeds.setdefault(cell.digest, set()).update(own)
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
-    return GridCount(counts, points, _idle(spec, planner))
+    return GridCount(counts, points, _idle(spec, planner), planner.unreached())
 
 
 def _idle(spec: ExperimentSpec, planner: Planner) -> tuple[str, ...]:

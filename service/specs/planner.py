@@ -38,6 +38,7 @@ class Plan:
     """The trials of a spec, each once; `points` counts duplicates too, and of a search what it may try.
 
     `idle`: given fields, by dotted path, that have no effect in any trial (of a search: in any of the points tried).
+    `unreached`: milestones of which that is true, though not of all.
 
     In the order of the variants and, within each, of the grid (last axis fastest), then of the listed trials; seeds of
     `repeat` are the fastest of all.
@@ -46,6 +47,7 @@ class Plan:
     trials: list[PlannedTrial]
     points: int
     idle: tuple[str, ...] = ()
+    unreached: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,12 @@ class CellCount:
 
 @dataclass(frozen=True)
 class GridCount:
-    """The trials of a spec, counted and not listed. `points` and `idle` are those of its `Plan`."""
+    """The trials of a spec, counted and not listed. All but `cells` is as in its `Plan`."""
 
     cells: list[CellCount]
     points: int
     idle: tuple[str, ...] = ()
+    unreached: tuple[int, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -87,10 +90,16 @@ class Planner:
         self._effective: set[str] = set()
         self.most_epochs = 0
         """Of any trial so far."""
+        self._milestones: set[int] = set()
+        self._reached: set[int] = set()
 
     def idle(self) -> tuple[str, ...]:
         """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
         return tuple(sorted(self._given - self._effective))
+
+    def unreached(self) -> tuple[int, ...]:
+        """Milestones that come after the end of every trial so far that has them, where others come before it."""
+        return tuple(sorted(self._milestones - self._reached)) if self._reached else ()
 
     def plan(self, fields: FieldValues) -> PlannedTrial:
         """Raises `ConfigError` for fields that do not go together."""
@@ -124,6 +133,9 @@ class Planner:
         self._given |= {path for path in fields.keys() - self._given if _is_set(written, path)}
         self._effective |= {path for path in self._given - self._effective if _is_set(config, path)}
         self.most_epochs = max(self.most_epochs, config.training.epochs)
+        if given.training.schedule == "multistep":
+            self._milestones.update(given.training.milestones)
+            self._reached.update(config.training.milestones)
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
@@ -184,9 +196,13 @@ _NEEDS = {
 def warnings(spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
     """A sentence for every field of the spec that has no effect in any of its trials, with what it would need."""
     found = []
+    trials = "none of the points tried" if spec.search else "no trial"
+    if plan.unreached:
+        epochs = ", ".join(map(str, plan.unreached))
+        place = _place(spec, "training.milestones")
+        found.append(f"{place}: {epochs} has an effect in {trials}: it needs more epochs")
     for path in plan.idle:
         needs = _NEEDS.get(path) or _NEEDS.get(path.partition(".")[0], "other values of the fields beside it")
-        trials = "none of the points tried" if spec.search else "no trial"
         found.append(f"{_place(spec, path)} has an effect in {trials}: it needs {needs}")
     return found
 

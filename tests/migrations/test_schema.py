@@ -464,6 +464,8 @@ class TestEighteenth:
             command.downgrade(alembic_config(connection), "0017")
             for number, (trial, state) in enumerate(zip(trials, states, strict=True), 1):
                 self.store(session, number, trial, state, experiment=number)
+            for number, trial in ((87, trials[1]), (88, trials[2])):  # both of them other ways to write one
+                self.store(session, number, trial, "failed", experiment=98)
             self.store(session, 89, trials[0], "succeeded", experiment=99)
             self.store(session, 90, trials[1], "succeeded", experiment=99)  # beside the canonical one: it stays
             session.commit()
@@ -477,8 +479,11 @@ class TestEighteenth:
                 in_index = session.get_one(FieldIndex, number).fields
                 assert ("mean" in in_index) == bool(kept.mean)
                 assert in_index.get("training.schedule", "cosine") == kept.training.schedule
-            beside = session.get_one(Trial, 90)
-            assert beside.fingerprint == trials[1].written_fingerprint()
+            own = trials[0].fingerprint()
+            assert [session.get_one(Trial, number).fingerprint for number in (87, 88, 89, 90)] == [
+                *(own, trials[2].written_fingerprint()),
+                *(own, trials[1].written_fingerprint()),
+            ]
             results = session.execute(select(Result.trial_id, Protocol.record).join(Protocol)).all()
             assert {trial_id for trial_id, _ in results} == {1, 2, 5, 6, 7, 8, 9, 12, 13, 14, 89, 90}
             said: list[Any] = [record["preprocessing"] for _, record in results]

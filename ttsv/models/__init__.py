@@ -32,7 +32,7 @@ class ModelArguments:
 
 
 def per_channel(values: Sequence[float], channels: int) -> list[float]:
-    """The mean or std of every channel: a single one is that of all."""
+    """Returns the mean or the std of every channel, of which a single value is that of all."""
     return list(values) * channels if len(values) == 1 else list(values)
 
 

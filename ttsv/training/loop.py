@@ -14,7 +14,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from ttsv.certification.certificates import assumed_certified_accuracy, assumed_lipschitz
 from ttsv.config.evaluation import RADII
-from ttsv.config.trial import TrainingConfig, TrialConfig
+from ttsv.config.training import TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Constraint, ConstraintState
 from ttsv.constraints.protocol import settle, settle_statistics
 from ttsv.data.loading import Dataset, Split, as_pixels

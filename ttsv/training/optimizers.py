@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from ttsv.config.trial import TrainingConfig
+from ttsv.config.training import TrainingConfig
 from ttsv.errors import ConfigError
 
 _WARM_SHARE, _START, _END = 0.3, 25.0, 1e4

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from ttsv.config.evaluation import EVALUATION
 from ttsv.config.fields import TrialFields
-from ttsv.config.trial import TrainingConfig, TrialConfig
+from ttsv.config.training import TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.errors import DataError

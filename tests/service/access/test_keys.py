@@ -3,7 +3,7 @@
 import stat
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
 
 from service.access import keys
 from service.access.security import Principal, Scope, hash_secret, installation_secret, new_key, split_key
 from service.api.http.authentication import Watch
 from service.database import ApiKey, now
 from service.database.engine import Database
-from service.errors import UserError
+from service.errors import ConflictError, UserError
 from service.main import create_app
 from service.settings import Settings
 
@@ -205,6 +206,22 @@ class TestGuard:
         assert guarded.put("/v1/projects/1", json={"name": name.strip()}, headers=admin).status_code == 200
         assert guarded.post("/v1/projects", json={"name": " "}, headers=admin).status_code == 422
 
+    def test_of_two_that_take_a_name_at_once_the_second_is_told(self, database: Database) -> None:
+        def second() -> None:
+            database.write(lambda session: keys.create_project(session, "Speech"))
+
+        with ThreadPoolExecutor(1) as pool:
+
+            def first(session: Session) -> Future[None]:
+                keys.create_project(session, "speech")
+                other = pool.submit(second)
+                time.sleep(0.2)
+                assert not other.done()  # it waits for what is not committed yet
+                return other
+
+            with pytest.raises(ConflictError, match="there is a project 'speech' already"):
+                database.write(first).result(10)
+
     @pytest.mark.parametrize(
         "path",
         ["experiments/1/stream", "stream?experiment=1", "experiments/1/logs?follow=true"],
@@ -265,6 +282,16 @@ class TestQuota:
             project = keys.project_named(session, "vision")
             assert project is not None
             assert keys.usage(session, project.id) == keys.Usage(0, 0.0)
+
+    @pytest.mark.parametrize("quota", [{"max_gpu_hours": 0}, {"max_queued_trials": 0}], ids=str)
+    def test_a_search_is_held_to_it_as_a_grid_is(
+        self, guarded: TestClient, make: Callable[..., str], quota: dict[str, int]
+    ) -> None:
+        key, admin = make(), make("ops", "admin")
+        guarded.put("/v1/projects/1", json={"name": "vision", **quota}, headers=bearer(admin))
+        search = {"algorithm": "random", "trials": 9, "space": {"training.lr": {"uniform": [0.01, 0.1]}}}
+        for spec in (SPEC, {"name": "search", "base": SPEC["base"], "search": search}):
+            assert guarded.post("/v1/experiments", json=spec, headers=bearer(key)).status_code == 429
 
     def test_nobody_s_requests_have_none(self, database: Database) -> None:
         anyone = Principal("anonymous", None, frozenset(Scope))

@@ -566,6 +566,10 @@ class TestForm:
             assert (posted.status_code, posted.headers["location"]) == (303, "/experiments/1")
         assert len(api.get("/v1/experiments").json()["items"]) == 1
 
+    @pytest.mark.parametrize("key", ["x" * 300, "a\x00b"])
+    def test_a_key_that_the_page_did_not_make_is_none(self, api: TestClient, key: str) -> None:
+        assert self.send(api, spec=write_yaml(START), key=key, do="post").status_code == 303
+
     @pytest.mark.parametrize(
         ("text", "said"),
         [

@@ -161,3 +161,10 @@ def test_looking_on_is_no_difference_to_the_paper() -> None:
     plain = TrialConfig.from_dict({"dataset": "cifar10", "model": "vgg11"})
     looked = TrialConfig.from_dict({"dataset": "cifar10", "model": "vgg11", "training": {"spectra_every": 5}})
     assert reference.complete(plain.to_dict()) == reference.complete(looked.to_dict())
+
+
+def test_a_normalisation_written_otherwise_is_no_difference_to_the_paper() -> None:
+    """As trials have it that were under way when it was given one form."""
+    plain = TrialConfig.from_dict({"dataset": "cifar10", "model": "vgg11"})
+    written = TrialConfig.from_dict({"dataset": "cifar10", "model": "vgg11", "mean": [0.5], "std": [0.5, 0.5, 0.5]})
+    assert reference.complete(plain.to_dict()) == reference.complete(written.to_dict())

@@ -84,6 +84,13 @@ def test_warned_of_are_the_axes_whose_values_make_no_trial(both: dict[str, bool]
             [],
         ),
         (
+            {
+                "base": BASE | {"training": {"schedule": "multistep", "milestones": [2, 3, 4, 9]}},
+                "grid": {"training.epochs": [3, 4]},
+            },
+            ["training.milestones: 4, 9 has an effect in no trial: it needs more epochs"],
+        ),
+        (
             {"base": BASE | {"training": {"epochs": 3}}, "scheduler": {"type": "asha", "grace_epochs": 3}},
             ["scheduler.grace_epochs has an effect in no trial: it needs a trial of more epochs"],
         ),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ttsv.config.memory import GRADIENTS_AT_ONCE
-from ttsv.config.trial import TrainingConfig
+from ttsv.config.training import TrainingConfig
 from ttsv.data.loading import as_pixels
 from ttsv.layers import SOC
 from ttsv.layers.skew import by_convolutions

@@ -17,7 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.examples import deep
-from ttsv.config.trial import CONVOLUTIONS, AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.config.training import CONVOLUTIONS, AugmentationConfig, TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
 from ttsv.data import DATASETS, load_dataset
 from ttsv.data.loading import Dataset, Split

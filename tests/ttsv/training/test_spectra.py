@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ttsv.config.trial import TrainingConfig, TrialConfig
+from ttsv.config.training import TrainingConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
 from ttsv.data import DATASETS
 from ttsv.data.loading import Dataset, Split

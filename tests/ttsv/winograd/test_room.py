@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 import ttsv
-from ttsv.config.trial import TrainingConfig, TrialConfig
+from ttsv.config.trial import TrialConfig
+from ttsv.config.training import TrainingConfig
 from ttsv.constraints import Unconstrained
 from ttsv.data import load_dataset
 from ttsv.models import create_model
