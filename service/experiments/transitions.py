@@ -4,6 +4,7 @@ Functions take a Session; callers commit. The experiment must be locked.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -20,29 +21,31 @@ def running_trials(session: Session, experiment: Experiment) -> Sequence[Trial]:
     return session.scalars(query.order_by(Trial.number).execution_options(populate_existing=True)).all()
 
 
-def end_attempt(trial: Trial) -> None:
-    """Counts the time of the attempt that ends now; of a process that died unseen it ends when that is noticed."""
+def end_attempt(trial: Trial, at: datetime | None = None) -> None:
+    """Counts the time of the attempt that ended `at` some moment; by default now, as where its end was just noticed."""
     if trial.started_at is not None:
-        trial.run_seconds += max(0.0, (now() - trial.started_at).total_seconds())
+        trial.run_seconds += max(0.0, ((at or now()) - trial.started_at).total_seconds())
 
 
-def requeue(session: Session, experiment: Experiment, state: ExperimentState) -> None:
+def requeue(
+    session: Session, experiment: Experiment, state: ExperimentState, *, ended_at: datetime | None = None
+) -> None:
     """Takes the experiment from its worker and its running trials back into the queue, whoever wanted it or died.
 
-    `state` is QUEUED or PAUSED.
+    `state` is QUEUED or PAUSED. `ended_at`: when these ran last, as far as is known; by default now.
     """
     experiment.state = state
     experiment.worker = experiment.process = None
     for trial in running_trials(session, experiment):
-        requeue_trial(trial, charged=False)
+        requeue_trial(trial, charged=False, ended_at=ended_at)
 
 
-def requeue_trial(trial: Trial, *, charged: bool) -> None:
+def requeue_trial(trial: Trial, *, charged: bool, ended_at: datetime | None = None) -> None:
     """Lets a running trial wait again, before all that never began. `charged`: its own process died of it.
 
     The death of a node, cluster, driver, worker or database is no fault of the trial's, nor is giving way.
     """
-    end_attempt(trial)
+    end_attempt(trial, ended_at)
     trial.state = TrialState.QUEUED
     trial.turn = min(trial.turn, -1)
     if not charged:

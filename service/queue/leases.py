@@ -7,7 +7,7 @@ lease still lives is told by its heartbeat counter, which the reaper watches on 
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session, defer
@@ -165,9 +165,19 @@ def reap(session: Session, seen: Watched, by: str = "reaper") -> bool:
     if experiment is None:
         return False
     experiment.fence += 1
-    transitions.requeue(session, experiment, ExperimentState.QUEUED)
+    ended_at = _last_sign(session, experiment, by)
+    transitions.requeue(session, experiment, ExperimentState.QUEUED, ended_at=ended_at)
     events.record(session, EventKind.REAPED, by, experiment, worker=seen.worker, fence=seen.fence)
     return True
+
+
+def _last_sign(session: Session, experiment: Experiment, by: str) -> datetime | None:
+    """When the worker that is gone was last heard of, as after that nothing ran: a machine may have been off for days.
+
+    Of one that is off the list by now, or whose name the next one has, when the experiment last got on, if it did.
+    """
+    query = select(Worker.seen_at).where(Worker.name == experiment.worker, Worker.name != by)
+    return session.scalar(query) or experiment.progressed_at
 
 
 def release(session: Session, lease: Lease, *, drained: bool) -> None:

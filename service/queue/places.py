@@ -101,9 +101,15 @@ class _Node:
         """What becomes free is another's."""
         self._promises.append(needs)
 
-    def could_hold(self, needs: Amount) -> bool:
-        """Whether it has room where nobody else is, but for what was promised."""
-        return needs.fits([all_of_it - mine for all_of_it, mine in zip(self.place.room, self._promised(), strict=True)])
+    def could_hold(self, needs: Amount, experiment_id: int) -> bool:
+        """Whether it has room for another such trial of an experiment where nobody else is, but for what was promised.
+
+        Where one of its own ends there the next one begins, and nothing is won.
+        """
+        if not needs.fits([has - mine for has, mine in zip(self.place.room, self._promised(), strict=True)]):
+            return False
+        others = [one for one in self.standing if one.experiment_id != experiment_id or one.needs != needs]
+        return len(others) == len(self.standing) or needs.fits(self.without(others).free(needs))
 
     def free(self, needs: Amount) -> Amount:
         """What it has left for such a trial: of GPUs whole cards, or the largest part of one, but for promises."""
@@ -181,19 +187,26 @@ class Floor:
             self._fits[needs] = any(needs.fits(one.free(needs)) for one in self._nodes.values())
         return self._fits[needs]
 
-    def promise(self, needs: Amount, node: str) -> bool:
-        """Keeps so much of a node for somebody; whether it has so much."""
+    def promise(self, needs: Amount, node: str, experiment_id: int) -> bool:
+        """Keeps so much of a node for an experiment; whether it has so much."""
         there = self._nodes.get(node)
-        if there is None or not there.could_hold(needs):
+        if there is None or not there.could_hold(needs, experiment_id):
             return False
         there.promise(needs)
         self._take(needs)
         self._fits.clear()
         return True
 
-    def is_apart(self, needs: Amount, coming: Sequence[float] = (0, 0, 0)) -> bool:
-        """Whether all nodes together have what no single one has: more than time is missing. So much gives way now."""
-        return needs.fits([left + more for left, more in zip(self._pool, coming, strict=True)]) and not self.fits(needs)
+    def is_apart(
+        self, needs: Amount, coming: Sequence[float] = (0, 0, 0), shunned: Collection[str] = frozenset()
+    ) -> bool:
+        """Whether all nodes together have what no single one has, or only those that are `shunned`.
+
+        Then more than time is missing. So much as is `coming` gives way now.
+        """
+        if self.fits(needs):
+            return bool(shunned) and not any(self.fits(needs, node) for node in self._nodes.keys() - set(shunned))
+        return needs.fits([left + more for left, more in zip(self._pool, coming, strict=True)])
 
     def in_the_way(self, needs: Amount, node: str, willing: Collection[int]) -> list[Standing]:
         """The trials of `willing` experiments whose ends alone make room for such a one, no more than it takes."""
@@ -209,8 +222,8 @@ class Floor:
                 ending = fewer
         return ending
 
-    def soonest(self, needs: Amount, willing: Collection[int] = ()) -> str | None:
-        """The node where the least has to end before such a trial fits; None: none will do.
+    def soonest(self, needs: Amount, willing: Collection[int], experiment_id: int) -> str | None:
+        """The node where the least has to end before such a trial of an experiment fits; None: none will do.
 
         Trials of `willing` experiments, which give way at once, count less than others.
         """
@@ -219,7 +232,7 @@ class Floor:
             leaving = node.of(willing)
             return node.without(leaving).missing(needs) if leaving else node.missing(needs), node.missing(needs)
 
-        able = [node for node in self._nodes.values() if node.could_hold(needs)]
+        able = [node for node in self._nodes.values() if node.could_hold(needs, experiment_id)]
         return min(able, key=missing).place.id if able else None
 
     def _take(self, needs: Amount) -> None:
@@ -358,13 +371,15 @@ class Places:
             number, needs = demand.experiment_id, _next_needs(demand)
             if looked_for == MOST_AT_ONCE:
                 break
-            if number in self._kept or number in self._not_before or not floor.is_apart(needs, way.coming):
+            if number in self._kept or number in self._not_before:
+                continue
+            if not floor.is_apart(needs, way.coming, {kept.node for kept in self._kept.values()}):
                 continue
             looked_for += 1
-            node = floor.soonest(needs, way.willing)
+            node = floor.soonest(needs, way.willing, number)
             if node is not None:
                 way.make(demand, node)
-                floor.promise(needs, node)
+                floor.promise(needs, node, number)
                 self._kept[number] = _Kept(node, floor.count(number, node))
         found: dict[str, frozenset[int]] = {}
         for number, kept in self._kept.items():
@@ -383,7 +398,7 @@ class Places:
         in_vain = kept.room_since is not None and now - kept.room_since > BEGIN_SECONDS
         if in_vain:
             self._not_before[number] = now + NOT_AGAIN_SECONDS
-        if begun or in_vain or not floor.promise(needs, kept.node):
+        if begun or in_vain or not floor.promise(needs, kept.node, number):
             del self._kept[number]
 
     def _reason(self, number: int, lack: str | None, floor: Floor, now: float) -> str | None:

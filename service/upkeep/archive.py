@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Annotated, BinaryIO, Literal
 
@@ -38,6 +39,12 @@ def _safe(path: str) -> str:
     if not is_safe(path):
         raise ValueError("is no path of the data folder")
     return path
+
+
+def _moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no time zone")
+    return text
 
 
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
@@ -76,12 +83,15 @@ class Missing(_Strict):
 
 
 class Manifest(_Strict):
-    """What a backup has: rows of a database at a revision, and files. `counters`: the largest ids ever given."""
+    """What a backup has: rows of a database at a revision, as they were at `made_at`, and files.
+
+    `counters`: the largest ids ever given.
+    """
 
     format: Literal["ttsv backup"] = "ttsv backup"
     version: Literal[1] = 1
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    made_at: str
+    made_at: Annotated[str, AfterValidator(_moment)]
     package: str
     database: str
     revision: Annotated[str, Field(pattern=r"^\w{1,32}$")]

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,7 @@ class _Read:
     `trials` ever began; those of `open_trials` are to go on after so many epochs.
     """
 
+    at: datetime
     dialect: str
     revision: str
     counters: dict[str, int]
@@ -153,6 +155,7 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
     revision = rows.revision_of(connection)
     if revision is None:
         raise UserError("the database was never migrated: there is nothing to back up")
+    at = now()
     tables, counters = _copy_tables(connection, writer, say)
     columns = {table.name: table.columns for table in tables}
     artifacts = select(Artifact.path, Artifact.sha256).order_by(Artifact.id)
@@ -161,6 +164,7 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
     began = select(Trial.id).where(Trial.started_at.is_not(None)).order_by(Trial.id)
     to_go_on = select(Trial.id, Trial.epoch).where(Trial.started_at.is_not(None), Trial.state.in_(OPEN_TRIALS))
     return _Read(
+        at=at,
         dialect=connection.dialect.name,
         revision=revision,
         counters=counters,
@@ -188,7 +192,7 @@ def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Wr
             files.add(SECRET)
     return Manifest(
         id=uuid.uuid4().hex,
-        made_at=now().isoformat(),
+        made_at=found.at.isoformat(),
         package=_package(),
         database=found.dialect,
         revision=found.revision,

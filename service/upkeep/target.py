@@ -5,7 +5,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, func, insert, inspect, select, text, update
@@ -243,7 +243,7 @@ def _load(connection: Connection, backup: Reader, journal: Journal, before: Mapp
     with Session(connection) as session:  # the transaction stays the connection's
         while field_index.fill(session):
             pass
-        requeued = _fence_off(session)
+        requeued = _fence_off(session, datetime.fromisoformat(manifest.made_at))
         session.commit()
     return requeued
 
@@ -252,11 +252,14 @@ def _first_line(error: Exception) -> str:
     return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
 
-def _fence_off(session: Session) -> int:
-    """Lets what ran wait again, and raises every fence; how many experiments ran."""
+def _fence_off(session: Session, made_at: datetime) -> int:
+    """Lets what ran wait again, and raises every fence; how many experiments ran.
+
+    What ran did so until the backup was made, for all that is known here.
+    """
     running = session.scalars(select(Experiment).where(Experiment.state == ExperimentState.RUNNING)).all()
     for experiment in running:
-        transitions.requeue(session, experiment, ExperimentState.QUEUED)
+        transitions.requeue(session, experiment, ExperimentState.QUEUED, ended_at=made_at)
         events.record(session, EventKind.RELEASED, ACTOR, experiment, fence=experiment.fence, drained=False)
     session.flush()
     session.execute(update(Experiment).values(fence=Experiment.fence + FENCE_JUMP))

@@ -266,6 +266,34 @@ class TestGivingWay:
         assert self.decide({1: 1, 2: 1}, *others, nodes=large).staying == {}
 
 
+class TestKeptInVain:
+    """No node is kept where that wins nothing, and none shuts out what would be in nobody's way."""
+
+    def decide(
+        self, demands: list[Demand], shares: dict[int, int], *standing: Standing, nodes: list[Place] = TWO_NODES
+    ) -> Decision:
+        mind, decision = Places(), Decision()
+        for now in (0, 4):
+            decision = mind.decide(demands, shares, nodes, lambda: standing, now)
+        return decision
+
+    def test_where_only_its_own_trials_could_end(self) -> None:
+        """Where one of them ends the next one begins there, as ever."""
+        three, cards = Amount(1, 3), ("0", "1", "2")
+        nodes = [Place("a", "gpu1", Amount(8, 4)), Place("b", "gpu2", Amount(8, 4)), Place("c", "gpu3", Amount(8, 1))]
+        own, others = Standing(1, "a", three, cards), [Standing(2, "b", ONE_GPU, (card,)) for card in cards]
+        asked = [Demand(1, 9, three, running=1), Demand(2, 9, ONE_GPU, running=3)]
+        assert self.decide(asked, {1: 2, 2: 3}, own, *others, nodes=nodes).kept == {"b": frozenset({1})}
+
+    def test_what_fits_beside_what_is_promised_begins_there(self) -> None:
+        two, part = Amount(1, 0.6), Amount(1, 0.4)
+        full = [Standing(4, "a", TWO_GPUS, ("0", "1")), Standing(5, "b", two, ("0",)), Standing(5, "b", two, ("1",))]
+        first, second = Demand(1, 1, two), Demand(2, 1, part)
+        decision = self.decide([first, second], {1: 1, 2: 1}, *full)
+        assert decision.kept == {"b": frozenset({1, 2})}
+        assert decision.shunned_by(2) == []
+
+
 def _ways(left: tuple[int, ...], asked: list[int]) -> bool:
     """Whether all of these go onto cards with so many quarters left; more than four quarters are whole cards."""
     if not asked:
@@ -294,23 +322,23 @@ class TestFloor:
     def test_the_rest_of_a_card_is_free_where_a_whole_one_is_promised(self) -> None:
         half = Amount(1, 0.5)
         floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",))])
-        assert floor.promise(ONE_GPU, "a")
+        assert floor.promise(ONE_GPU, "a", 9)
         assert floor.fits(half, "a")
         assert floor.in_the_way(half, "a", {1}) == []
         assert not floor.fits(ONE_GPU, "a")
-        assert floor.promise(half, "a")
+        assert floor.promise(half, "a", 9)
         assert not floor.fits(half, "a")
 
     def test_a_part_is_promised_of_a_card_that_is_in_use(self) -> None:
         half = Amount(1, 0.5)
         floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",))])
-        assert floor.promise(half, "a")
+        assert floor.promise(half, "a", 9)
         assert floor.fits(ONE_GPU, "a")
 
     def test_a_card_that_is_being_cleared_is_not_given_away_in_parts(self) -> None:
         half = Amount(1, 0.5)
         floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",)), Standing(1, "a", half, ("1",))])
-        assert floor.promise(TWO_GPUS, "a")
+        assert floor.promise(TWO_GPUS, "a", 9)
         assert not floor.fits(half, "a")
 
     @given(
@@ -325,7 +353,7 @@ class TestFloor:
         node = Place("a", "gpu1", Amount(99, len(cards)))
         standing = [Standing(1, "a", Amount(0, taken / 4), (str(card),)) for card, taken in enumerate(cards) if taken]
         floor = Floor([node], standing)
-        held = [promise for promise in promises if floor.promise(Amount(0, promise / 4), "a")]
+        held = [promise for promise in promises if floor.promise(Amount(0, promise / 4), "a", 9)]
         left = tuple(4 - taken for taken in cards)
         if floor.fits(Amount(0, asked / 4), "a") and _ways(left, held):
             assert _ways(left, [*held, asked])

@@ -1015,6 +1015,29 @@ class TestTrials:
         database.write(ends[end])
         assert 1100 <= table(Trial)[0].run_seconds < 1160
 
+    @pytest.mark.parametrize("known", ["worker", "progress"])
+    def test_no_time_counts_in_which_a_whole_machine_was_off(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, known: str, epoch_point: Make
+    ) -> None:
+        """Its worker is found dead when the next one looks, which may be days later."""
+        submit(seeds=1)
+        write(database, leases.greet, "worker", 1, 0)
+        lease, trial = claim(), table(Trial)[0]
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
+        began, last = now() - timedelta(days=3), now() - timedelta(days=3) + timedelta(seconds=100)
+        database.write(lambda session: session.execute(update(Trial).values(started_at=began)))
+        database.write(lambda session: session.execute(update(Worker).values(seen_at=last)))
+        database.write(lambda session: session.execute(update(Experiment).values(progressed_at=last)))
+        # The next one has the same name where it is the same container, and greets first, which forgets the old ones.
+        next_one = "other" if known == "worker" else "worker"
+        if known == "progress":
+            write(database, leases.greet, next_one, 1, 0)
+        with database.read() as session:
+            (seen,) = leases.watch(session)
+        assert write(database, leases.reap, seen, next_one)
+        assert 100 <= table(Trial)[0].run_seconds < 101
+
     def test_a_searchers_trial_comes_after_the_last(
         self, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:

@@ -477,7 +477,7 @@ class QueueMachine(RuleBasedStateMachine):
             if before["state"] == TrialState.QUEUED and row["state"] == TrialState.RUNNING:
                 now, then = (rows[row["experiment_id"]] for rows in (experiments, self.experiments))
                 # While it stops only what ran before begins again.
-                assert not (now["stopping"] and then["stopping"]) or row["run_seconds"] > 0
+                assert not (now["stopping"] and then["stopping"]) or before["turn"] < 0
             assert row["epoch"] >= before["epoch"]
             assert row["run_seconds"] >= before["run_seconds"]
             if (before["state"], row["state"]) == (TrialState.RUNNING, TrialState.QUEUED):

@@ -11,9 +11,9 @@ from service.queue.shares import Amount, Demand, Group, Usage, allocate, on_whol
 
 ONE = Amount(1)
 
-amounts = st.builds(Amount, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+amounts = st.builds(Amount, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.just(0.0))
 nodes_of_a_cluster = st.lists(
-    st.builds(Amount, st.sampled_from([2.0, 4.0]), st.sampled_from([0.0, 2.0, 4.0])), max_size=4
+    st.builds(Amount, st.sampled_from([2.0, 4.0]), st.sampled_from([0.0, 2.0, 4.0]), st.just(0.0)), max_size=4
 )
 
 

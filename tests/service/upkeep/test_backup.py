@@ -12,7 +12,7 @@ import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,39 @@ class TestRunning:
             with pytest.raises(LeaseLostError):
                 there.write(under(stale, HeldExperiment.add_epoch, first, reported(epoch_point(3))))
         there.write(under(ours, HeldExperiment.start_trial, first))
+
+    def test_what_ran_did_so_until_the_backup_was_made(
+        self, running: tuple[Lease, list[int]], database: Database, source: Settings, tmp_path: Path, opened: Open
+    ) -> None:
+        """Not until it is restored, which may be months later: a quota counts these hours."""
+        _, (first, *_) = running
+        file, place = tmp_path / "backup", Settings(data_dir=tmp_path / "place")
+        month = timedelta(days=30)
+        database.write(
+            lambda s: s.execute(update(Trial).where(Trial.id == first).values(started_at=now() - month - month / 10))
+        )
+        back_up(source, database, file)
+
+        def older(manifest: dict[str, Any]) -> None:
+            manifest["made_at"] = (now() - month).isoformat()
+
+        restore.restore(place, remade(file, older, {}))
+        with opened(place).read() as session:
+            ran = session.get_one(Trial, first).run_seconds
+        assert abs(ran - (month / 10).total_seconds()) < 60
+
+    def test_it_is_of_the_moment_of_its_rows(
+        self, lived: Database, source: Settings, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Files may take hours after that."""
+        genuine, moments = backup._copy_files, list[Any]()
+
+        def copy(*given: Any) -> Manifest:
+            moments.append(now())
+            return genuine(*given)
+
+        monkeypatch.setattr(backup, "_copy_files", copy)
+        assert datetime.fromisoformat(back_up(source, lived, file).made_at) < moments[0]
 
     def test_its_newest_whole_checkpoint_comes_with_it(
         self, running: tuple[Lease, list[int]], database: Database, source: Settings, target: Settings, file: Path

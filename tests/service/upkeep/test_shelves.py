@@ -23,7 +23,7 @@ def manifest() -> Manifest:
     """300 MiB of rows and secrets, and of trials 500 MiB in two files."""
     return Manifest(
         id="0" * 32,
-        made_at="now",
+        made_at="2026-11-25T14:00:00+00:00",
         package="1",
         database="sqlite",
         revision="1",

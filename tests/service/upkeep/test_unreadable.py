@@ -35,12 +35,12 @@ def database_url(sqlite_url: str) -> str:
 def unreadable(monkeypatch: pytest.MonkeyPatch) -> Break:
     """Lets the disk fail wherever such a file is opened, or such a folder listed."""
 
-    def breaks(what: Path | str, name: str) -> None:
+    def breaks(what: Path | str, name: str, number: int = errno.EIO) -> None:
         genuine = getattr(os, name)
 
         def failing(path: Any, *given: Any, **named: Any) -> Any:
             if str(path) == str(what):
-                raise OSError(errno.EIO, "Input/output error")
+                raise OSError(number, os.strerror(number))
             return genuine(path, *given, **named)
 
         monkeypatch.setattr(os, name, failing)
@@ -125,6 +125,19 @@ class TestBackup:
         monkeypatch.setattr(DataFolder, "open", open_and_fill)
         with pytest.raises(WritingError, match="No space left"):
             back_up(source, lived, tmp_path / "backup")
+
+
+def test_what_is_not_ours_to_read_may_go_and_what_fails_stays(tmp_path: Path, unreadable: Break) -> None:
+    folder, path = DataFolder(tmp_path), "trials/1/1/model.safetensors"
+    with pytest.raises(FileNotFoundError, match="mounted"):
+        folder.require(path)
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).touch()
+    unreadable("model.safetensors", "open", errno.EACCES)
+    folder.require(path)
+    unreadable("model.safetensors", "open")
+    with pytest.raises(OSError, match="Input/output"):
+        folder.require(path)
 
 
 def test_retention_passes_over_what_cannot_be_read(
