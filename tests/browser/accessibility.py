@@ -1,4 +1,4 @@
-"""What axe-core finds wrong with a page."""
+"""What axe-core finds wrong with a page, and what stands over what has the focus."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -67,3 +67,24 @@ def violations(tab: Tab, within: str = "html", rules: Sequence[str] | None = Non
     tab.page.evaluate(_SET_APART, _FIRST_OF_ALIKE)
     found: list[dict[str, Any]] = tab.page.evaluate(_RUN, [within, None if rules is None else [*rules]])
     return [(one["id"], [node["html"][:150] for node in one["nodes"]][:3]) for one in found]
+
+
+# Of what has the focus, or of what stands before it in its place.
+_COVERED = """
+() => {
+  const one = document.activeElement;
+  const { left, top, width, height } = one.getBoundingClientRect();
+  const above = document.elementFromPoint(left + width / 2, top + height / 2);
+  return above !== null && !one.contains(above) && !above.contains(one) ? one.outerHTML.slice(0, 200) : null;
+}
+"""
+
+
+def covered(tab: Tab, steps: int) -> list[str]:
+    """What something else stands over, such as a bar at the edge of a window, of so many elements that Tab comes to."""
+    found: list[str] = []
+    for _ in range(steps):
+        tab.page.keyboard.press("Tab")
+        if (one := tab.page.evaluate(_COVERED)) is not None:
+            found.append(one)
+    return found

@@ -166,6 +166,11 @@ class TestPlane:
         left = [float(row.locator("th, td").nth(at).inner_text()) for row in rows.all()]
         assert 0 < len(left) < 16
         assert min(left) >= 2.5
+        rows.first.locator("th a").click()
+        page.wait_for_url("**/trials?*")
+        page.go_back()
+        tab.until("() => document.querySelector('.plane-figure .readout').textContent.includes(' chosen; ')")
+        assert (page.locator("input[name=x_from]").input_value(), rows.count()) == ("2.5", len(left))
         page.locator(".ranges button[type=reset]").click()
         tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 16")
 

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from service.database import Score, ScoreBoard
 from service.database.engine import Database
 from tests.browser import compared
-from tests.browser.accessibility import violations
+from tests.browser.accessibility import covered, violations
 from tests.browser.conftest import Site, Tab, served
 from tests.examples import deep
 
@@ -105,6 +105,12 @@ class TestBoxes:
         page.locator(f"{CURVES} .uplot").first.focus()
         page.keyboard.press("Home")
         assert page.locator(f"{CURVES} .readout").inner_text().startswith("epoch 1;")
+
+    def test_what_has_the_focus_stands_before_the_bar(self, beside: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{beside.url}/trials")
+        box = tab.page.locator("input[name=trial]").first
+        box.check()
+        assert covered(tab, 60) == []
 
 
 class TestPage:

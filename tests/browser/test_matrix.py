@@ -167,6 +167,10 @@ def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, brow
     assert page.evaluate("document.querySelector('#matrix select[name=seeds]').value") == "max"
     page.go_back()
     tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
+    page.locator("[role=tab][href='#trials-panel']").click()
+    page.go_back()
+    tab.until("() => document.querySelector('#matrix select[name=metric]').value === 'accuracy'")
+    assert page.locator("#matrix").is_visible()  # where no tab was chosen yet
     # The first choice is gone back to from an address that names the tab, too.
     tab.go(f"{page.url.partition('#')[0].partition('?')[0]}#matrix")
     drawn(tab)

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from service.database import Experiment
 from service.specs.documents import read_yaml
-from tests.browser.accessibility import violations
+from tests.browser.accessibility import covered, violations
 from tests.browser.conftest import Site, Tab
 from tests.browser.test_pages import HOSTILE
 from tests.examples import deep
@@ -476,6 +476,8 @@ class TestEverybody:
         tab.page.set_viewport_size({"width": 390, "height": 800})
         assert tab.page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
         assert spec(tab)["name"] == HOSTILE[:200].strip()
+        field(tab, "tags").focus()
+        assert covered(tab, 40) == []  # by the line at the lower edge
 
     @pytest.mark.parametrize(
         ("scheme", "width"), [("dark", 390), deep("light", 1280), deep("dark", 1280), deep("light", 390)]

@@ -67,6 +67,12 @@ class TestCurves:
         page.locator("input[name=best]").fill("2")
         page.locator("input[name=best]").blur()
         tab.until("() => document.querySelectorAll('.lines li').length === 10")
+        page.locator("input[name=log]").check()
+        page.locator(".lines a").first.click()
+        page.wait_for_url("**/trials/*")
+        page.go_back()  # what was chosen is in the form, and drawn
+        tab.until("() => document.querySelectorAll('.lines li').length === 10")
+        assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
 
     def test_one_cursor_over_all_charts_and_one_zoom(self, tab: Tab) -> None:
         page = tab.page

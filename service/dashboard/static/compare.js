@@ -66,6 +66,7 @@ async function setUp() {
   if (figure.hidden) return;
   const { lines, data } = asCurves(sides, found);
   const view = new CurveView(figure, { sides: lines, along: "index" });
+  view.options.log = figure.querySelector("[name=log]").checked; // a browser may have kept it
   view.show(data);
   figure.addEventListener("change", ({ target }) => target.name === "log" && view.set("log", target.checked));
   figure.addEventListener("click", (event) => {

@@ -519,8 +519,8 @@ function setUp(panel) {
   const problem = panel.querySelector(".curves-problem");
   const view = new CurveView(figure, { sides: form.dataset.sides ? JSON.parse(form.dataset.sides) : null });
   const { trials: named, bands, log, smoothing } = form.elements;
-  // As the form has it: of a page that was left a browser may have kept what was chosen.
-  Object.assign(view.options, { bands: bands.checked, log: log.checked, smoothing: Number(smoothing.value) });
+  const said = () => ({ bands: bands.checked, log: log.checked, smoothing: Number(smoothing.value) });
+  Object.assign(view.options, said());
   const ofPage = named.defaultValue;
   let asked = null;
   let wanted = 0;
@@ -611,6 +611,13 @@ function setUp(panel) {
       timer = null;
       load({ force: true });
     }, AGAIN);
+  });
+  // Of a page that was left a browser keeps what was chosen, and puts it back into the form after scripts have read it.
+  addEventListener("pageshow", () => {
+    const changed = Object.entries(said()).some(([option, value]) => view.options[option] !== value);
+    Object.assign(view.options, said());
+    if (changed) view.draw();
+    if (here()) load();
   });
   if (here()) load();
 }

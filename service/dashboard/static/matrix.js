@@ -634,7 +634,8 @@ async function choose(address, { push = true, live = false } = {}) {
       return;
     }
     if (!response.ok) {
-      if (!live) location.assign(address.href); // nobody is led away from what they read
+      // What nobody chose leads nobody away from what they read.
+      if (!live) location.assign(address.href);
       return;
     }
     const fresh = new DOMParser().parseFromString(text, "text/html");

@@ -484,6 +484,10 @@ async function load() {
     figure.querySelector(".bars").textContent = ` Of more than ${grouped(MOST_BARS)} the deviations of the front and of the chosen are drawn alone.`;
   }
   draw();
+  const kept = typedRange(); // of a page that was left a browser keeps what was written
+  if (kept === null) return;
+  ranges.querySelector("details").open = true;
+  choose(within(kept));
 }
 
 onScheme(() => {

@@ -45,11 +45,15 @@ function setUp(list) {
     choose(next);
     links[next].focus();
   });
-  addEventListener("hashchange", () => {
-    if (named() >= 0) show(named());
-  });
-  const first = panels.findIndex((panel) => panel.classList.contains("current"));
-  show(named() >= 0 ? named() : Math.max(0, first));
+  const first = Math.max(0, panels.findIndex((panel) => panel.classList.contains("current")));
+  /** The tab that the address names; the first on the way back to where none was chosen yet. */
+  const follow = () => {
+    const index = location.hash === "" ? first : named();
+    if (index >= 0 && links[index].getAttribute("aria-selected") !== "true") show(index);
+  };
+  addEventListener("hashchange", follow);
+  addEventListener("popstate", follow); // an address that differs in its query as well changes no hash
+  show(named() >= 0 ? named() : first);
 }
 
 for (const list of document.querySelectorAll(".tabs")) setUp(list);
