@@ -198,7 +198,8 @@ def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Cal
     for words in ("1 largest", "median", "largest before", "1 δ"):
         assert words in said
     with Image.open(BytesIO(tab.saved(".fans-figure button[data-save=png]")[1])) as picture:
-        assert picture.height == 8 * (224 + 28) + 3 * 18 + 12  # below the charts what their three kinds of lines are
+        # Below the charts stands what their three kinds of lines are; all of it is finer than the screen.
+        assert picture.height == 2 * (8 * (224 + 28) + 3 * 18 + 12)
     page.locator(".fans-figure [name=before]").uncheck()
     page.locator(".fans-figure .uplot").first.focus()
     page.keyboard.press("End")

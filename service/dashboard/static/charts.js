@@ -5,6 +5,8 @@ import { element } from "/static/request.js";
 import { colour, onScheme } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
+const SAVED = 2; // at least so many pixels to a point of a picture that is saved
+
 /** A colour, of six digits or of three numbers, see-through. */
 export function clear(rgb, alpha) {
   const parts = rgb.startsWith("#")
@@ -205,9 +207,23 @@ export class Charts {
     return canvas;
   }
 
-  /** All charts below each other, as they are on the screen, and below them [text, {stroke, dash}] of each line. */
-  png(key = []) {
-    const scale = devicePixelRatio;
+  /** All charts below each other, as far as they are zoomed, and below them [text, {stroke, dash}] of each line. */
+  async png(key = []) {
+    const zooms = this.plots.map(({ scales }) => ({ min: scales.x.min, max: scales.x.max }));
+    const redraw = async (times) => {
+      this.times = times;
+      this.drawAll();
+      this.plots.forEach((plot, index) => plot.setScale("x", zooms[index]));
+      await null; // a chart is drawn when what asked for it is over, and before anybody sees it
+    };
+    const [before, times] = [this.times, Math.max(1, SAVED / devicePixelRatio)];
+    if (times > 1) await redraw(times);
+    const canvas = this.together(key, devicePixelRatio * times);
+    if (times > 1) await redraw(before);
+    return canvas;
+  }
+
+  together(key, scale) {
     const each = this.plots[0].ctx.canvas.height + 28 * scale;
     const canvas = document.createElement("canvas");
     canvas.width = Math.max(...this.plots.map((plot) => plot.ctx.canvas.width));

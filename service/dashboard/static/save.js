@@ -5,8 +5,9 @@ export function fileName(...parts) {
   return parts.join("-").replace(/[^A-Za-z0-9._-]+/g, "-").slice(0, 80);
 }
 
-/** Hands a text, or a canvas as PNG, to the browser's downloads. */
-export async function save(name, content, type = "text/plain") {
+/** Hands a text, or a canvas as PNG, to the browser's downloads; what is `given` may be on its way. */
+export async function save(name, given, type = "text/plain") {
+  const content = await given;
   const blob =
     content instanceof HTMLCanvasElement
       ? await new Promise((done) => content.toBlob(done, "image/png"))
