@@ -15,7 +15,7 @@ from ttsv.precision import at_least_single
 from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bounds
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, spectral_layers
-from ttsv.spectral.norms import scale_down, stored_norm
+from ttsv.spectral.norms import scale_down, stored_norm, widened
 from ttsv.spectral.symbol import Size, output_sizes
 from ttsv.tt.decomposition import orthogonalized
 
@@ -177,7 +177,8 @@ def rescale_to_target(
     `norm` measures a kernel as it is stored, `measured` is this one's. Once is enough but for the rounding of the
     entries.
     """
+    margin = 4 * torch.finfo(kernel.dtype).eps
     while measured > target:
-        kernel = scale_down(kernel, target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))
-        measured = norm(kernel)
+        kernel = scale_down(kernel, target / measured * (1 - margin))
+        measured, margin = norm(kernel), widened(margin)
     return kernel, measured

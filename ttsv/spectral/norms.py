@@ -195,12 +195,21 @@ def rescale_to_norm(
         if norm <= delta * (1 - _ERROR * eps) or geometry.schur_bound(kernel) <= delta:
             return kernel, norm
         return kernel * (min(1.0, delta / norm) * (1 - _MARGIN * eps)), delta
+    margin = _MARGIN * eps
     while norm > delta:
         # Rounding the taps of a kernel that folds is no small matter where they cancel.
         lifted = norm + (eps * geometry.schur_bound(kernel) if geometry.folds else 0.0)
-        kernel = scale_down(kernel, delta / lifted * (1 - _MARGIN * eps))
+        kernel = scale_down(kernel, delta / lifted * (1 - margin))
         norm = stored_norm(kernel, geometry)
+        margin = widened(margin)
     return kernel, norm
+
+
+def widened(margin: float) -> float:
+    """Returns twice a margin, at most 1: rounding takes back what a small one takes off subnormal numbers, but not
+    for ever.
+    """
+    return min(1.0, 2 * margin)
 
 
 def scale_down(kernel: Tensor, factor: float) -> Tensor:

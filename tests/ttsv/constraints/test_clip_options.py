@@ -11,10 +11,12 @@ from torch.nn.utils import parametrize
 from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms
 from ttsv.constraints.operators import rescale_to_target
 from ttsv.layers import SOCTT, FrameKind, TTConv, TTConv2d, tensorize
+from ttsv.spectral import norms as measures
 from ttsv.spectral.clamping import clamp_conv
 from ttsv.spectral.clipping import clip_conv, clip_matrix, clip_stack
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.symbol import PeriodicConv
 
 if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
@@ -246,6 +248,27 @@ def test_shrinking_goes_on_until_the_stored_kernel_is_small_enough() -> None:
     assert norm == 0.5
     torch.testing.assert_close(kernel, torch.full((1, 1, 3), 0.25 * 0.5 / 0.6))
     assert rescale_to_target(kernel, 0.5, lambda _: next(told), 0.5) == (kernel, 0.5)
+
+
+def test_shrinking_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a norm stays a little above the target, as that of subnormal numbers does, each try takes off more."""
+    tries = 0
+
+    def barely_too_large(kernel: torch.Tensor, *_: object) -> float:
+        nonlocal tries
+        tries += 1
+        assert tries < 100
+        return 1 + 1e-15 if kernel.max() > 0.5 else 0.5
+
+    ones = torch.ones(1, 1, 3, dtype=torch.float64)
+    kernel, norm = rescale_to_target(ones, 1.0, barely_too_large, 1 + 1e-15)
+    assert norm == 0.5
+    assert kernel.max() <= 0.5
+    tries = 0
+    monkeypatch.setattr(measures, "stored_norm", barely_too_large)
+    kernel, norm = measures.rescale_to_norm(ones, 1.0, PeriodicConv.of(ones, 5))
+    assert norm == 0.5
+    assert kernel.max() <= 0.5
 
 
 @pytest.mark.timeout(60)
