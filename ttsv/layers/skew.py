@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _FEW_PIXELS = 16
@@ -34,7 +33,7 @@ def by_convolutions() -> Iterator[None]:
 def skew_part(weight: Tensor) -> Tensor:
     """`(W - W^T) / 2` of the operator of a weight `(c, c, k, k)`, k odd: its zero-padded convolution A has `A^T = -A`.
 
-    The result is laid out taps first. Differentiable once.
+    The result is laid out taps first.
     """
     part: Tensor = _SkewPart.apply(weight)
     return part
@@ -82,8 +81,8 @@ def unfolding_aside(kernel: Tensor, vector: Tensor, *, transposed: bool = False)
 def exponential_series(images: Tensor, kernel: Tensor, terms: int) -> Tensor:
     """`sum_{j <= terms} A^j x / j!` for images `(..., c, h, w)`, A the zero-padded convolution with a skew kernel.
 
-    Under autocast in its precision, summed in the images'. On a CPU images of few pixels go another way, differentiable
-    once, to the same sums in another order.
+    Under autocast in its precision, summed in the images'. On a CPU images of few pixels go another way to the same
+    sums in another order.
     """
     if _tapwise.get() and images.device.type == "cpu" and images.shape[-2:].numel() <= _FEW_PIXELS:
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
@@ -148,27 +147,36 @@ class _TapwiseSeries(torch.autograd.Function):
 
     @staticmethod
     def forward(images: Tensor, taps: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-        powers = [images]
+        powers = _powers(images, taps, terms)
         total = images.clone()
-        for power in range(1, terms + 1):
-            powers.append(_applied(taps, powers[-1]).div_(power))
-            total += powers[-1]
+        for power in powers[1:]:
+            total += power
         return total, torch.cat(powers[:-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[1], output[1])
+        ctx.save_for_backward(*inputs[:2], output[1])
+        ctx.terms = inputs[2]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _powers: Tensor) -> tuple[Tensor, Tensor, None]:
-        taps, powers = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        images, taps, powers = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient will be differentiated, and depends on the images by the powers
+            powers = torch.cat(_powers(images, taps, ctx.terms)[:-1])
         sums, scaled = gradient, []
         for power in range(len(powers) // len(gradient), 0, -1):
             scaled.append(sums / power)
             sums = gradient - _applied(taps, scaled[-1])
         return sums, _correlated(torch.cat(scaled[::-1]), powers, taps), None
+
+
+def _powers(images: Tensor, taps: Tensor, terms: int) -> list[Tensor]:
+    """`A^j x / j!` for j from 0 to `terms`."""
+    powers = [images]
+    for power in range(1, terms + 1):
+        powers.append(_applied(taps, powers[-1]).div_(power))
+    return powers
 
 
 def _applied(taps: Tensor, images: Tensor) -> Tensor:

@@ -279,6 +279,15 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(forward, inputs)
 
 
+@pytest.mark.parametrize("pixels", [(1, 2), (3, 2), (3, 6)], ids=str)
+def test_gradients_of_gradients(pixels: tuple[int, int]) -> None:
+    """On few pixels, which go a way of their own, and on more: a penalty of a gradient differentiates it again."""
+    torch.manual_seed(0)
+    kernel = skew_part(torch.randn(2, 2, 3, 3, dtype=torch.float64)).requires_grad_()
+    images = torch.randn(2, 2, *pixels, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda *values: exponential_series(*values, 3), (images, kernel))
+
+
 def test_singular_values(dense: "Dense") -> None:
     """Against the series of the dense periodic operator, cut to the channels in use."""
     torch.manual_seed(0)
