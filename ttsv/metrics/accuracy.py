@@ -54,13 +54,18 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> float:
 def top_accuracy(logits: Tensor, labels: Tensor, count: int = 5) -> float | None:
     """Returns the share of images whose label is among the `count` largest logits; None for no more classes than those.
 
-    Arguments and errors as for `accuracy`; `ConfigError` for a count below 1.
+    Of equal logits those of the first classes count as larger, as for `accuracy`, whose arguments and errors are these;
+    `ConfigError` for a count below 1.
     """
     check_count("count", count)
     _require(logits, labels)
     if logits.shape[1] <= count:
         return None
-    return float((logits.topk(count, 1).indices == labels[:, None]).any(1).double().mean())
+    column = labels[:, None].long()
+    own, classes = logits.gather(1, column), torch.arange(logits.shape[1], device=logits.device)
+    # Not by topk(), which takes any of equal logits: those of a constant network, or many in bfloat16.
+    ahead = (logits > own) | ((logits == own) & (classes < column))
+    return float((ahead.sum(1) < count).double().mean())
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:

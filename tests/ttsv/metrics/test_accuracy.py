@@ -130,6 +130,17 @@ def test_accuracy_and_loss_refuse(
         measure(logits, labels)
 
 
+@given(st.lists(st.lists(st.integers(0, 2), min_size=7, max_size=7), min_size=1, max_size=5), st.integers(1, 6))
+def test_of_equal_logits_the_first_classes_are_the_largest(rows: list[list[int]], count: int) -> None:
+    """As a stable sort has them, and as accuracy takes them: constant logits get nothing that depends on a library."""
+    for label in range(7):
+        logits = torch.tensor(rows, dtype=torch.bfloat16)
+        labels = torch.full((len(rows),), label, dtype=torch.uint8)
+        hits = [label in sorted(range(7), key=lambda column: -row[column])[:count] for row in rows]
+        assert top_accuracy(logits, labels, count) == sum(hits) / len(rows)
+        assert top_accuracy(logits, labels, 1) == accuracy(logits, labels)
+
+
 def test_top_accuracy() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(50, 100, generator=generator), torch.randint(100, (50,), generator=generator)
