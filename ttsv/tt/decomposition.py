@@ -97,10 +97,15 @@ def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:
     if kernel.shape != dense.shape or kernel.dtype != dense.dtype:
         fix = f"must be the factors', {tuple(dense.shape)} in {dense.dtype}"
         raise ConfigError("kernel", f"{tuple(kernel.shape)} in {kernel.dtype}", fix)
-    norm: float = torch.linalg.vector_norm(kernel.detach()).item()
-    difference = kernel.detach() - dense
-    error: float = torch.linalg.vector_norm(difference).item()
+    norm, error = _length(kernel.detach()), _length(kernel.detach() - dense)
     return error / norm if norm else error
+
+
+def _length(tensor: Tensor) -> float:
+    """Returns the Frobenius norm, of entries whose squares would leave the range of their dtype, too."""
+    largest = tensor.abs().max().double()
+    scaled = tensor.double() / largest.clamp_min(torch.finfo(torch.float64).tiny)
+    return float(largest * torch.linalg.vector_norm(scaled))
 
 
 def orthogonalize(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:

@@ -121,6 +121,19 @@ def test_error_of_a_zero_kernel() -> None:
     assert tt_error(kernel, *tt_svd(kernel, 1)) == 0
 
 
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(2.0**-80, torch.float32), (2.0**80, torch.float32), (2.0**-600, torch.float64), (2.0**600, torch.float64)],
+)
+def test_the_error_is_relative_where_squares_leave_the_range(scale: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    kernel = torch.randn(4, 3, 3, dtype=dtype)
+    k1, core, k3 = tt_svd(kernel, 1)
+    expected = tt_error(kernel, k1, core, k3)
+    assert expected > 0.3
+    assert tt_error(kernel * scale, k1, core * scale, k3) == pytest.approx(expected, rel=1e-6)
+
+
 def test_rank_beyond_the_unfolding_keeps_its_shapes(dense: "Dense") -> None:
     kernel = dense.gaussian(9, 2, 1)
     k1, core, k3 = tt_svd(kernel, 5)
