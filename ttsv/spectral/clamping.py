@@ -64,7 +64,13 @@ def clamp_matrix(weight: Tensor, floor: float, delta: float) -> Tensor:
     """Returns the nearest matrix (Frobenius norm) to `weight (rows, columns)` with values from `floor` to `delta`."""
     check_matrix(weight)
     check_limits(floor, delta)
-    return weight.detach() + clamping_change(weight.detach(), floor, delta)
+    left, values, right = torch.linalg.svd(weight.detach(), full_matrices=False)
+    clamped = values.clamp(float(floor), float(delta))
+    if torch.equal(clamped, values):
+        return weight.detach().clone()
+    # Not a change that is added: where delta is far below the norm, the sum would keep few of its digits.
+    nearest: Tensor = (left * clamped) @ right
+    return nearest
 
 
 def check_limits(floor: float, delta: float) -> None:

@@ -47,6 +47,8 @@ class ClipOptions:
 
     def __post_init__(self) -> None:
         check_positive("delta", self.delta)
+        # One of numpy's numbers would bring its precision along.
+        object.__setattr__(self, "delta", float(self.delta))
         check_count("rounds", self.rounds)
         check_flag("rescale", self.rescale)
         if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
@@ -134,7 +136,7 @@ def divide_conv(
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
     check_positive("target", target)
-    return rescale_to_norm(kernel.detach().clone(), target, geometry)[0]
+    return rescale_to_norm(kernel.detach().clone(), float(target), geometry)[0]
 
 
 @full_precision()

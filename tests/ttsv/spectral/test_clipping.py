@@ -1,6 +1,7 @@
 import math
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -293,6 +294,34 @@ def test_clip_matrix(dense: "Dense") -> None:
             clip_matrix(torch.ones(shape), 1.0)
     with pytest.raises(ValueError, match="weight = "):
         clip_matrix(weight * math.nan, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(share=st.floats(1e-8, 0.9), shape=st.tuples(st.integers(1, 6), st.integers(1, 6)), seed=st.integers(0, 99))
+def test_a_clipped_matrix_has_no_larger_norm(
+    dtype: torch.dtype, share: float, shape: tuple[int, int], seed: int
+) -> None:
+    """However far the norm was above delta: what was cut off leaves no rounding of its own behind."""
+    weight = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    delta = share * torch.linalg.matrix_norm(weight.double(), 2).item()
+    norm = torch.linalg.matrix_norm(clip_matrix(weight, delta).double(), 2).item()
+    assert norm <= delta * (1 + 8 * torch.finfo(dtype).eps)
+
+
+def test_a_matrix_with_nothing_to_clip_is_copied(dense: "Dense") -> None:
+    weight = dense.gaussian(4, 3)
+    found = clip_matrix(weight, 100.0)
+    assert torch.equal(found, weight)
+    assert found.data_ptr() != weight.data_ptr()
+
+
+def test_numbers_of_numpy_are_taken_as_they_are(dense: "Dense") -> None:
+    kernel, delta = dense.gaussian(4, 3, 3, 3), np.float32(1.1)
+    exact = float(delta)
+    for algorithm in ALGORITHMS:
+        found = clip_conv(kernel, delta, 6, algorithm=algorithm)  # type: ignore[arg-type]
+        assert torch.equal(found, clip_conv(kernel, exact, 6, algorithm=algorithm))
+    assert torch.equal(divide_conv(kernel, delta, 6), divide_conv(kernel, exact, 6))  # type: ignore[arg-type]
 
 
 def test_divide_conv(dense: "Dense") -> None:
