@@ -66,7 +66,9 @@ class Number:
 
     def fix(self, value: float) -> str | None:
         """What would be right, or None."""
-        if math.isfinite(value) and (value > self.low if self.above else value >= self.low) and value <= self.high:
+        # Whole numbers may be larger than any float, and are compared with floats as they are.
+        finite = isinstance(value, int) or math.isfinite(value)
+        if finite and (value > self.low if self.above else value >= self.low) and value <= self.high:
             return None
         lower = f"{'above' if self.above else 'at least'} {self.low:.15g}"
         if math.isfinite(self.high):
