@@ -104,10 +104,19 @@ def _layer(trace: Trace, layer: Any, features: Traced) -> tuple[Sequence[int], A
     return (features.shape[0], channels, *outputs), affine
 
 
+def _pixels(trace: Trace, layer: OrthogonalConv2d, features: Traced) -> tuple[int, ...]:
+    """The size of images (batch, channels, height, width)."""
+    if features.ndim != 4:  # the layer may take one image alone, but its result would have another shape
+        raise trace.refuse(
+            f"{type(layer).__name__} of {features.ndim} axes", "has no rule: keep the axis of the images"
+        )
+    return tuple(features.shape[2:])
+
+
 def _soc(trace: Trace, layer: SOC, features: Traced) -> tuple[Sequence[int], Reach]:
     if layer.training:
         raise trace.refuse("a SOC layer in training mode", "changes with every pass: leave it in evaluation mode")
-    size, source = tuple(features.shape[-2:]), features.reach
+    size, source = _pixels(trace, layer, features), features.reach
     total = rounded_up(source.total * layer.lipschitz_bound(size))
     trace.record("soc", [source], total, f"series of {layer.eval_terms} powers at a bound of its operator's norm")
     height, width = (n // layer.stride for n in size)
@@ -115,7 +124,7 @@ def _soc(trace: Trace, layer: SOC, features: Traced) -> tuple[Sequence[int], Rea
 
 
 def _cayley(trace: Trace, layer: OrthogonalConv2d, features: Traced) -> tuple[Sequence[int], Reach]:
-    size, source = tuple(features.shape[-2:]), features.reach
+    size, source = _pixels(trace, layer, features), features.reach
     sides = layer.out_channels + layer.stride**2 * layer.in_channels
     # What LAPACK and the Fourier transforms may round away.
     norm = layer.singular_values(size).max().item() * (1 + 64 * (sides + math.prod(size)) * EPS)

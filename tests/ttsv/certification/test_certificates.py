@@ -30,7 +30,7 @@ from ttsv.certification.reach import SHORTEST_STEP, Reach
 from ttsv.certification.rules import FUNCTIONS
 from ttsv.certification.trace import Traced
 from ttsv.errors import ConfigError, DataError
-from ttsv.layers import SOCTT, MinMax, TTConv2d
+from ttsv.layers import SOC, SOCTT, MinMax, TTConv2d
 from ttsv.models import create_model
 from ttsv.models.build import Normalize
 from ttsv.precision import in_float64
@@ -927,6 +927,7 @@ ONE = torch.ones(1, dtype=torch.float64)
         (Applied(lambda x: x.view(dtype=torch.int64)), "result of torch.int64"),
         (Applied(lambda x: torch.stack(torch.adaptive_max_pool1d(x.flatten(2), 1))), "finite|float"),
         (Applied(lambda x: functional.conv2d(x[0], torch.ones(4, 1, 1, 1))[None]), r"conv2d\(\) of 3 axes"),
+        (nn.Sequential(Applied(lambda x: x[0].expand(4, 4, 4)), SOC(4, 4, 3)), r"SOC of 3 axes in 1"),
         (Applied(lambda x: x.is_contiguous() and x), "is_contiguous"),  # type: ignore[arg-type, return-value]
         (Applied(lambda x: x.mean(0)), "mixes the images"),
         (Applied(lambda x: x.amax(dim=())), "maximum over the first axis.*mixes the images"),
