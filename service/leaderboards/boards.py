@@ -45,9 +45,10 @@ class Spread(TypedDict):  # of which an answer has thousands: an object takes th
 def spreads(measures: Measures, names: Iterable[str]) -> dict[str, Spread]:
     """Those of the named metrics that have a value."""
     return {
-        name: {"seeds": one.seeds, "mean": one.mean, "std": one.std, "min": one.least, "max": one.largest}
+        name: {"seeds": seeds, "mean": mean, "std": std, "min": least, "max": largest}
         for name in names
         if (one := measures.get(name)) is not None
+        for seeds, mean, std, least, largest in (one,)  # thousands an answer: to unpack takes less than five names
     }
 
 

@@ -1,8 +1,9 @@
 """Which means are best beyond their errors: Welch's t-test, from means and spreads alone."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from itertools import islice
 
 from service.leaderboards.metrics import Measure, Metric, unit_of
 
@@ -50,7 +51,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     found, some_beaten = [], False
     for place, row in enumerate(rows):
         if row[3] < judged or not some_beaten:
-            if _is_beaten(row, rows[:place], leading.values(), printed):
+            if _is_beaten(row, islice(rows, place), leading.values(), printed):
                 some_beaten = True
             elif row[3] < judged:
                 found.append(row[3])
@@ -67,7 +68,7 @@ _Row = tuple[float, float, int, int]
 
 
 def _is_beaten(
-    row: _Row, before: Sequence[_Row], leading: Collection[Sequence[_Row]], printed: Callable[[float], str]
+    row: _Row, before: Iterable[_Row], leading: Collection[Sequence[_Row]], printed: Callable[[float], str]
 ) -> bool:
     """Whether one of the rows before it, best first, is better beyond both errors, and printed otherwise.
 

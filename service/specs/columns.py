@@ -114,7 +114,8 @@ def value_of(config: TrialFields, path: str) -> FieldValue:
     """The field at a dotted path, lists for tuples; its default where the configuration lacks it."""
     found: Any = config
     for part in path.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        # (Whether something is a `Mapping` takes long to ask: a board has thousands of values.)
+        if not (type(found) is dict or isinstance(found, Mapping)) or part not in found:
             return default_of(path)
         found = found[part]
     return list(found) if type(found) is tuple else found
