@@ -152,15 +152,16 @@ class _Room:
         if first_of_all and not self._experiments:
             return False
         cpus, gpus, memory = needs
-        first, in_part = self._next.get(needs, 0), 0 < gpus < 1
+        first, whole = self._next.get(needs, 0), not 0 < gpus < 1
         for at in range(first, len(self._left)):
             left = self._left[at]
             # As `Amount.fits`, without a call for each of thousands.
-            if cpus > left[0] + 1e-9 or memory > left[2] + 1e-9:
-                continue
-            if self._take_part(at, gpus) if in_part else gpus <= left[1] + 1e-9:
+            if cpus <= left[0] + 1e-9 and memory <= left[2] + 1e-9:
+                if whole and gpus <= left[1] + 1e-9:
+                    left[1] -= gpus
+                elif whole or not self._take_part(at, gpus):
+                    continue
                 left[0] -= cpus
-                left[1] -= 0 if in_part else gpus
                 left[2] -= memory
                 if at != first:
                     self._next[needs] = at
@@ -171,15 +172,18 @@ class _Room:
 
     def _take_part(self, at: int, gpus: float) -> bool:
         """Takes so much of a node's card where it fits best, a whole one last, as Ray does; whether one had it."""
-        parts, left = self._parts[at], self._left[at]
-        best = min((part for part in parts if gpus <= part + 1e-9), default=None)
-        if best is not None:
+        parts, left, best = self._parts[at], self._left[at], 0.0
+        for part in parts:
+            if gpus <= part + 1e-9 and not 0 < best <= part:
+                best = part
+        if best:
             parts.remove(best)
         elif left[1] >= 1:
             left[1] -= 1
+            best = 1.0
         else:
             return False
-        if (rest := (1.0 if best is None else best) - gpus) > 1e-9:
+        if (rest := best - gpus) > 1e-9:
             parts.append(rest)
         return True
 
