@@ -32,7 +32,7 @@ from service.api import (
 from service.api.http import observability, problems
 from service.api.http.body import BodyGuard
 from service.api.http.dependencies import known_parameters_only
-from service.api.http.middleware import Compression, HeadAsGet, HostGuard
+from service.api.http.middleware import CollectionAfterAnswers, Compression, HeadAsGet, HostGuard
 from service.api.http.observability import Observatory, RequestObserver
 from service.database.engine import Database
 from service.experiments.subscriptions import Subscriptions
@@ -79,7 +79,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestObserver, observatory=app.state.observatory)  # the outermost of the API
     problems.install(app)
     app.add_middleware(dashboard.ErrorPages)
-    app.add_middleware(Compression)  # the outermost of all
+    app.add_middleware(Compression)
+    app.add_middleware(CollectionAfterAnswers)  # the outermost of all
     return app
 
 
@@ -126,5 +127,5 @@ def application() -> FastAPI:
     # What was imported and built stays as long as the process: collections that look through it take 0.1 s each.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # an answer of thousands of numbers is no reason to look for cycles
+    gc.set_threshold(500_000, 20, 20)  # in long streams: else it is done after answers (`CollectionAfterAnswers`)
     return app

@@ -28,7 +28,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     best = (max if metric.more_is_better else min)([one.mean for one in known])
     if any(one.std is None for one in known if one.mean == best):
         return []
-    sign = 1 if metric.more_is_better else -1
+    sign = -1 if metric.more_is_better else 1
     unit = unit_of(metric, [one.mean for one in known])
     form, factor = f".{unit.decimals}f", sign * unit.factor
 
@@ -42,8 +42,8 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
         for index, one in enumerate(measured)
         if one is not None and one.std is not None
     ]
-    rows.sort(key=lambda row: (-row[0], row[1]))
-    # What is printed falls as the means do: nothing between two that are printed alike is printed otherwise.
+    rows.sort()
+    # What is printed rises as the means do: nothing between two that are printed alike is printed otherwise.
     if printed(rows[0][0]) == printed(rows[-1][0]):
         return []
     leading: dict[int, list[_Row]] = {}
@@ -64,7 +64,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
 _Error = tuple[float, float, int]
 """A mean, the square of its standard error, and its degrees of freedom."""
 _Row = tuple[float, float, int, int]
-"""An `_Error` of several seeds, more of which is better, and where it stands in the column."""
+"""An `_Error` of several seeds, less of which is better, and where it stands in the column."""
 
 
 def _is_beaten(
@@ -84,17 +84,19 @@ def _is_beaten(
             apart, squared = (better[0] - mean) ** 2, better[1] + error
             if apart > nearest * squared:
                 is_open = True
-                if (apart > farthest * squared or _differ(better, row)) and printed(better[0]) != printed(mean):
+                if (apart > farthest * squared or _is_far(apart, squared, better, row)) and (
+                    printed(better[0]) != printed(mean)
+                ):
                     return True
     if not is_open:
         return False
     least = min(front[-1][1] for front in leading) + error
     nearest = min(_bounds(front[0][2], freedom)[0] for front in leading)
     for better in before:
-        apart = better[0] - mean
-        if apart * apart <= nearest * least:
+        apart, squared = (better[0] - mean) ** 2, better[1] + error
+        if apart <= nearest * least:
             return False  # those that follow are nearer
-        if _differ(better, row) and printed(better[0]) != printed(mean):
+        if apart > nearest * squared and _is_far(apart, squared, better, row) and printed(better[0]) != printed(mean):
             return True
     return False
 
@@ -104,20 +106,15 @@ def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
     return mean, std**2 / seeds, seeds - 1
 
 
-def _differ(one: _Error | _Row, other: _Error | _Row) -> bool:
-    """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
-    apart, error = (one[0] - other[0]) ** 2, one[1] + other[1]
-    # Welch's degrees of freedom lie between the fewer of both and their sum.
-    open_from, open_to = _bounds(one[2], other[2])
-    if apart <= open_from * error:
+def _is_far(apart: float, error: float, one: _Error | _Row, other: _Error | _Row) -> bool:
+    """Whether means so far apart, squared, are told apart; `error` are their errors together."""
+    if error <= 0:
+        return apart > 0
+    t2, freedom = apart / error, _freedom(error, one, other)
+    quarters = 4 * min(_MOST_FREEDOM, freedom)
+    if t2 <= _critical(math.ceil(quarters))[0]:
         return False
-    if apart > open_to * error:
-        return True
-    t2, freedom = _statistic(one, other)
-    more = min(_MOST_FREEDOM, freedom)
-    if t2 <= _critical(math.ceil(4 * more))[0]:
-        return False
-    return t2 > _critical(max(4, int(4 * more)))[1] or _chance(t2, freedom) < LEVEL
+    return t2 > _critical(max(4, int(quarters)))[1] or _chance(t2, freedom) < LEVEL
 
 
 @cache
@@ -153,7 +150,13 @@ def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:
         return 0.0, 1.0
     if error <= 0:
         return math.inf, 1.0
-    return apart**2 / error, error**2 / (one[1] ** 2 / one[2] + other[1] ** 2 / other[2])
+    return apart**2 / error, _freedom(error, one, other)
+
+
+def _freedom(error: float, one: _Error | _Row, other: _Error | _Row) -> float:
+    """Welch's degrees of freedom, from shares of the error: its own square may be too small for a number."""
+    share = one[1] / error
+    return 1 / (share * share / one[2] + (1 - share) ** 2 / other[2])
 
 
 def _chance(t2: float, freedom: float) -> float:

@@ -1,9 +1,10 @@
-"""What stands before every route: hosts that are refused, HEAD, and answers that go out compressed.
+"""What stands around every route: hosts that are refused, HEAD, answers that go out compressed, and what comes after.
 
 A web page could send requests here under a name of its own (DNS rebinding). HEAD is the answer that a GET would have,
 without its body (RFC 9110, 9.3.2).
 """
 
+import gc
 import re
 
 import anyio
@@ -107,3 +108,28 @@ class Compression(GZipMiddleware):
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+
+_YOUNG = 5_000
+_OLDER = 20
+"""New objects, and looks through the younger ones, after which it is time to look for cycles: as `gc` counts them."""
+
+
+class CollectionAfterAnswers:
+    """ASGI middleware: looks for cyclic garbage when an answer is out, and not while the next is made.
+
+    The answer of a large board makes more objects than the collector's own thresholds wait for, all of them in use:
+    to look through them takes milliseconds and frees nothing. After it there are few.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands a request on, and collects after it."""
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            young, *older = gc.get_count()
+            if young > _YOUNG:
+                gc.collect(2 if older[1] > _OLDER else 1 if older[0] > _OLDER else 0)

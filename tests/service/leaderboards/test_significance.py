@@ -31,6 +31,13 @@ def test_means_without_deviation_differ_for_certain_or_not_at_all() -> None:
     assert chance(Measure(3, 0.5, 0.0, 0.5, 0.5), Measure(2, 0.5, 0.0, 0.5, 0.5)) == 1.0
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-60, 1e-100, 1e-140])
+def test_spreads_may_be_smaller_than_numbers_whose_squares_are(scale: float) -> None:
+    one, other = Measure(3, 1 * scale, 0.5 * scale, 0, 0), Measure(5, 2 * scale, 0.4 * scale, 0, 0)
+    theirs = stats.ttest_ind_from_stats(1, 0.5, 3, 2, 0.4, 5, equal_var=False).pvalue
+    assert chance(one, other) == pytest.approx(theirs, rel=1e-9)
+
+
 def of(*values: float) -> Measure:
     return spread(values)
 
