@@ -498,37 +498,33 @@ class TestQuestions:
         assert [row.place for row in rows] == [1, 2, 3, 3, 3, 6, 7]
         assert [row.cell for row in rows] == [row.cell for row in whole]
 
-    @MODES
-    @pytest.mark.parametrize("limit", [1, 2, 3, 8])
-    @pytest.mark.parametrize(
-        "order",
-        [
-            {"sort": "model"},
-            {"sort": "-rank"},
-            {"group_by": "rank"},
-            {"group_by": "model"},
-            {"group_by": "rank", "sort": "-rank"},
-            {"group_by": "rank", "sort": "model"},
-        ],
+    ORDERS: tuple[dict[str, Any], ...] = (
+        {"sort": "model"},
+        {"sort": "-rank"},
+        {"group_by": "rank"},
+        {"group_by": "model"},
+        {"group_by": "rank", "sort": "-rank"},
+        {"group_by": "rank", "sort": "model"},
     )
-    def test_other_orders_have_pages_too(
-        self, rank: Rank, session: Session, tag: str | None, order: dict[str, Any], limit: int
-    ) -> None:
+
+    def test_other_orders_have_pages_too(self, rank: Rank, session: Session) -> None:
         """Of rows that share places, and are few in some groups and many in others."""
         accuracies = [0.5, 0.75, 0.5, 0.25, 0.5, 1.0, 0.0, 0.75]
         rank([Run(cell, 0, "a", value, model="abc"[cell % 3]) for cell, value in enumerate(accuracies)])
-        whole = only_board(ask(session, filters=Filters(tag=tag), **order))
-        assert whole.next is None
-        filters, rows, after, pages = Filters(protocol="a", tag=tag), [], None, 0
-        while pages == 0 or after is not None:
-            board = only_board(ask(session, filters=filters, limit=limit, after=after, **order))
-            assert board.total == whole.total
-            rows += board.rows
-            after, pages = board.next, pages + 1
-        assert pages == math.ceil(len(whole.rows) / limit)
-        assert [(row.place, row.cell, row.group) for row in rows] == [
-            (row.place, row.cell, row.group) for row in whole.rows
-        ]
+        for tag, order in itertools.product((None, "all"), self.ORDERS):
+            whole = only_board(ask(session, filters=Filters(tag=tag), **order))
+            assert whole.next is None
+            for limit in (1, 2, 3, 8):
+                filters, rows, after, pages = Filters(protocol="a", tag=tag), [], None, 0
+                while pages == 0 or after is not None:
+                    board = only_board(ask(session, filters=filters, limit=limit, after=after, **order))
+                    assert board.total == whole.total
+                    rows += board.rows
+                    after, pages = board.next, pages + 1
+                assert pages == math.ceil(len(whole.rows) / limit)
+                assert [(row.place, row.cell, row.group) for row in rows] == [
+                    (row.place, row.cell, row.group) for row in whole.rows
+                ], (tag, order, limit)
 
     @MODES
     @pytest.mark.parametrize("order", [{"sort": "rank"}, {"group_by": "rank"}])
@@ -635,32 +631,21 @@ class TestQuestions:
         notes = board_sheets(found, "digits", Metric.ACCURACY)[0].notes
         assert "Each row is the best cell of a value of model: vgg11 (of 2), small-cnn (of 1)." in notes
 
-    @MODES
+    ASKED: tuple[tuple[dict[str, Any], list[str]], ...] = (
+        ({}, []),
+        ({"sort": "-rank"}, []),
+        ({"group_by": "model"}, []),
+        ({}, ["rank>=4"]),
+        ({}, ["training.lr<=0.5"]),
+        ({}, ["rank<20", "training.lr<=0.5"]),
+        ({"metric": "robust_accuracy"}, ["training.lr<=0.5"]),
+    )
+
     @pytest.mark.parametrize(
         ("few", "every"), [(0, 0), (1000, 0), (1000, 1000)], ids=["walked", "read at once", "compared with all"]
     )
-    @pytest.mark.parametrize(
-        ("asked", "where"),
-        [
-            ({}, []),
-            ({"sort": "-rank"}, []),
-            ({"group_by": "model"}, []),
-            ({}, ["rank>=4"]),
-            ({}, ["training.lr<=0.5"]),
-            ({}, ["rank<20", "training.lr<=0.5"]),
-            ({"metric": "robust_accuracy"}, ["training.lr<=0.5"]),
-        ],
-    )
     def test_bold_is_of_the_board_and_not_of_a_page(
-        self,
-        rank: Rank,
-        session: Session,
-        tag: str | None,
-        asked: dict[str, Any],
-        where: list[str],
-        few: int,
-        every: int,
-        monkeypatch: pytest.MonkeyPatch,
+        self, rank: Rank, session: Session, few: int, every: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(materialized, "_FEW", few)
         monkeypatch.setattr(source, "ALL", every)
@@ -673,17 +658,19 @@ class TestQuestions:
                 draw["robust"] = robust and robust - rng.random() / 16
                 runs.append(Run(cell, seed, None if cell > 20 and seed else "a", model=f"vgg{cell % 7}", **draw))
         rank(runs)
-        filters = Filters(tag=tag, protocol="a", where=tuple(map(condition, where)))
         metrics = (Metric.ACCURACY, Metric.LOSS, Metric.ROBUST_ACCURACY)
-        whole = only_board(ask(session, filters=filters, columns=metrics, **asked))
-        assert {name for row in whole.rows for name in row.best} == {"accuracy", "loss", "robust_accuracy"}
-        board = only_board(ask(session, filters=filters, columns=metrics, limit=5, **asked))
-        rows = [*board.rows]
-        while board.next is not None:
-            board = only_board(ask(session, filters=filters, columns=metrics, limit=5, after=board.next, **asked))
-            rows += board.rows
-        assert len(rows) == whole.total
-        assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}
+        for tag, (asked, where) in itertools.product((None, "all"), self.ASKED):
+            filters = Filters(tag=tag, protocol="a", where=tuple(map(condition, where)))
+            whole = only_board(ask(session, filters=filters, columns=metrics, **asked))
+            assert {name for row in whole.rows for name in row.best} == {"accuracy", "loss", "robust_accuracy"}
+            board = only_board(ask(session, filters=filters, columns=metrics, limit=5, **asked))
+            rows = [*board.rows]
+            while board.next is not None:
+                board = only_board(ask(session, filters=filters, columns=metrics, limit=5, after=board.next, **asked))
+                rows += board.rows
+            assert len(rows) == whole.total
+            found = {row.cell: row.best for row in rows}
+            assert found == {row.cell: row.best for row in whole.rows}, (tag, asked, where)
 
     @MODES
     @pytest.mark.parametrize("asked", [{}, {"sort": "rank"}, {"group_by": "rank"}])
