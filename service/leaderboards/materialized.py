@@ -16,7 +16,6 @@ from sqlalchemy import (
     Text,
     bindparam,
     cast,
-    column,
     func,
     literal_column,
     select,
@@ -324,20 +323,19 @@ class StoredScores:
         }
 
     def _measures(self) -> ColumnElement[Any]:
-        """Those of a score's metrics that are shown: quicker to pick where they lie than to send and read the rest."""
+        """Those of a score's metrics that are shown, where they are picked sooner than the rest is sent and read."""
         if len(self._shown) == len(Metric):
             return Score.metrics.expression
         if not is_postgres(self._session):  # of several paths SQLite makes a list
             paths = [f"$.{name}" for name in self._shown]
             return func.json_extract(Score.metrics, *paths, paths[0], type_=JSON)
-        each = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
-        gathered = func.json_object_agg(each.c.key, each.c.value, type_=JSON)
-        picked = among(self._session, each.c.key, self._shown)
-        return select(gathered).where(picked).correlate(Score).scalar_subquery()
+        return Score.metrics.expression
 
     def _read_measures(self, found: Any) -> Measures:
         if type(found) is list:
             found = {name: one for name, one in zip(self._shown, found, strict=False) if one is not None}
+        elif len(found) > len(self._shown):
+            found = {name: found[name] for name in self._shown if name in found}
         return from_stored(found or {})
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
