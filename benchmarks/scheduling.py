@@ -13,6 +13,7 @@ with the first eight: how long it takes then. Five seeds are a cell. The record 
 `scheduling`.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -149,6 +150,7 @@ class _Driver:
         self._recorder.open()
         self._result = TrialResult(protocol={"benchmark": True}, **result_row(random.Random(0)))
         self._taken: set[int] = set()
+        gc.freeze()  # as a driver does
 
     def start(self) -> int | None:
         """Takes the next trial, which has its result as soon as it begins; None where there is no other."""

@@ -7,6 +7,7 @@ within a fraction of a second, and no step of a stuck Tune loop has to be waited
 import argparse
 import contextlib
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -103,6 +104,7 @@ class Driver:
 
         slots = self._slots = feed.Slots()
         tuner.connect(os.environ["RAY_ADDRESS"])
+        gc.freeze()  # what was imported stays: to look through it for garbage holds all results up, half a second once
         faulthandler.cancel_dump_traceback_later()
         self._sweep()
         spec = patiently(self._read_spec)
