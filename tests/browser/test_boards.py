@@ -166,11 +166,17 @@ class TestPlane:
         left = [float(row.locator("th, td").nth(at).inner_text()) for row in rows.all()]
         assert 0 < len(left) < 16
         assert min(left) >= 2.5
+        page.locator("select[name=by]").select_option("constraint")
+        page.locator(".parallel-figure summary").click()
+        page.locator(".parallel-figure .checks input[value=delta]").uncheck()
         rows.first.locator("th a").click()
         page.wait_for_url("**/trials?*")
         page.go_back()
         tab.until("() => document.querySelector('.plane-figure .readout').textContent.includes(' chosen; ')")
         assert (page.locator("input[name=x_from]").input_value(), rows.count()) == ("2.5", len(left))
+        assert page.locator("select[name=by]").input_value() == "constraint"
+        assert page.locator(".plane-figure .scale .key [dir]").all_inner_texts() == ["clip", "divide", "none"]
+        assert not page.locator(".parallel-figure .checks input[value=delta]").is_checked()
         page.locator(".ranges button[type=reset]").click()
         tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 16")
 

@@ -384,7 +384,15 @@ chooser.addEventListener("click", () => {
   }
   brushing(on);
 });
-byField.addEventListener("change", draw);
+/** What was chosen of a page that is left is found again: a browser keeps no choice among what is offered later. */
+function remember(choice) {
+  history.replaceState({ ...history.state, ...choice }, "");
+}
+
+byField.addEventListener("change", () => {
+  remember({ by: byField.value });
+  draw();
+});
 figure.addEventListener("click", (event) => {
   const kind = event.target.closest("button[data-save]")?.dataset.save;
   if (!kind || chart === null) return;
@@ -461,6 +469,7 @@ function offerAxes() {
   boxes.replaceChildren(...differing().map(box));
   boxes.addEventListener("change", () => {
     shownFields = [...boxes.querySelectorAll("input:checked")].map((one) => one.value);
+    remember({ axes: shownFields });
     drawOverFields();
   });
 }
@@ -477,7 +486,9 @@ async function load() {
   if (figure.hidden) return;
   document.querySelector(".plane-fallback")?.setAttribute("hidden", "");
   for (const { field, name } of differing()) byField.append(element("option", name, [], { value: field }));
-  shownFields = data.columns.slice(0, MOST_AXES - 2).map(({ field }) => field);
+  const before = history.state ?? {};
+  if (differing().some(({ field }) => field === before.by)) byField.value = before.by;
+  shownFields = before.axes ?? data.columns.slice(0, MOST_AXES - 2).map(({ field }) => field);
   crossed.hidden = data.columns.length === 0;
   offerAxes();
   if (data.cell.length > MOST_BARS) {
