@@ -107,9 +107,9 @@ def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
 
 
 def _is_far(apart: float, error: float, one: _Error | _Row, other: _Error | _Row) -> bool:
-    """Whether means so far apart, squared, are told apart; `error` are their errors together."""
+    """Whether means so far apart, squared, are told apart: more than nothing, `error` being their errors together."""
     if error <= 0:
-        return apart > 0
+        return True
     t2, freedom = apart / error, _freedom(error, one, other)
     quarters = 4 * min(_MOST_FREEDOM, freedom)
     if t2 <= _critical(math.ceil(quarters))[0]:
