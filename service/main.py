@@ -127,5 +127,5 @@ def application() -> FastAPI:
     # What was imported and built stays as long as the process: collections that look through it take 0.1 s each.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(500_000, 20, 20)  # in long streams: else it is done after answers (`CollectionAfterAnswers`)
+    gc.set_threshold(200_000, 20, 20)  # of streams that never end: else after answers (`CollectionAfterAnswers`)
     return app
