@@ -37,6 +37,7 @@ _CHUNK = 2**20
 _TOP = 4
 """Parts of the path of a file that is in an attempt's folder itself."""
 _MOST_QUESTIONS = 50
+_MOST_TRIES = 1000
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 """What a folder that is not there raises: a disk that cannot be read is no empty one."""
 
@@ -165,18 +166,26 @@ class Disk:
         """As `Place.used`: else the folder is another one, or not mounted."""
         return (self.path / _TRIALS).is_dir()
 
+    def refuse_link(self) -> None:
+        """Raises `OSError` where the folder of all trials is a link: nothing would be removed behind it."""
+        if not self.is_ours(Path(_TRIALS)):
+            says = "is a link, through which nothing is removed: mount the folder there, or link the data folder itself"
+            raise OSError(errno.ELOOP, says, str(self.path / _TRIALS))
+
     def remove(self, path: str) -> None:
         """As `Place.remove`: nothing through a link, and nothing outside."""
+        self.refuse_link()
         if is_safe(path) and self.is_ours(Path(path).parent):
             removed(self.path / path)
 
     def remove_trial(self, trial_id: int) -> None:
         """As `Place.remove_trial`."""
-        if self.is_ours(Path(_TRIALS)):
-            removed(self.path / _TRIALS / str(trial_id))
+        self.refuse_link()
+        removed(self.path / _TRIALS / str(trial_id))
 
     def remove_checkpoints(self, trial_id: int, fence: int) -> None:
         """As `Place.remove_checkpoints`."""
+        self.refuse_link()
         for folder in (self.path / _TRIALS / str(trial_id)).glob(f"*/{CHECKPOINTS}"):
             if not is_later(folder.parent.name, fence) and self.is_ours(folder.parent.relative_to(self.path)):
                 removed(folder)
@@ -321,8 +330,11 @@ class DataFolder:
     def require(self, path: str) -> None:
         """Raises `OSError` where a file cannot be read, or is not there, and some place has nothing of any trial.
 
-        Then that place is another one, or not mounted.
+        Then that place is another one, or not mounted. So it does where the folder of all trials is a link.
         """
+        for place in self._places:
+            if isinstance(place, Disk):
+                place.refuse_link()
         try:
             there = self.exists(path)
         except PermissionError:  # who may remove it need not be allowed to read it
@@ -435,9 +447,19 @@ def _trial_of(parts: Sequence[str]) -> int | None:
 
 
 def removed(path: Path) -> None:
-    """Removes a file or a folder with all in it, where it is there; links are removed, not followed."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+    """Removes a file or a folder with all in it, where it is there; links are removed, not followed.
+
+    Several may remove the same at once. Raises `OSError` where something of it stays.
+    """
+    for _ in range(_MOST_TRIES):
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except FileNotFoundError:  # of the folder itself, or of a file in it that somebody else took first
+            if not os.path.lexists(path):
+                return
         else:
-            path.unlink()
+            return
+    raise OSError(errno.EIO, "something of it stays", str(path))

@@ -1,5 +1,6 @@
 """Deleted experiments: refused, out of sight at once, gone with their files whoever is killed on the way."""
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -195,6 +196,16 @@ class TestDeleted:
         assert count(marked, Artifact) == 1
         assert remove_marked(marked, folder) == 1
 
+    def test_rows_stay_where_the_folder_of_all_trials_is_a_link(self, marked: Database, folder: DataFolder) -> None:
+        settle(marked)
+        (folder.path / "trials").rename(folder.path / "elsewhere")
+        (folder.path / "trials").symlink_to("elsewhere")
+        assert remove_marked(marked, folder) == 0
+        assert count(marked, Result) == 2
+        with pytest.raises(OSError, match="is a link"):  # also of trials that left no file
+            folder.remove_trial(1)
+        assert (folder.path / "elsewhere/1").exists()
+
     def test_a_link_is_removed_and_not_followed(self, marked: Database, folder: DataFolder, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
@@ -205,6 +216,26 @@ class TestDeleted:
         assert remove_marked(marked, folder) == 1
         assert (outside / "precious").exists()
         assert not (folder.path / "trials/2").is_symlink()
+
+    def test_what_another_worker_takes_first_leaves_nothing_of_the_rest(
+        self, marked: Database, folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A file that is gone in the middle of a folder ended the removal, and the rows went without the rest."""
+        (folder.path / "trials/1/1/inner").mkdir()
+        (folder.path / "trials/1/1/inner/file").touch()
+        settle(marked)
+        genuine, taken = os.unlink, []
+
+        def taken_first(path: Any, **options: Any) -> None:
+            if not taken:
+                taken.append(path)
+                genuine(path, **options)
+            genuine(path, **options)
+
+        monkeypatch.setattr("os.unlink", taken_first)
+        assert remove_marked(marked, folder) == 1
+        assert taken
+        assert not (folder.path / "trials/1").exists()
 
     def test_a_project_s_quota_counts_its_hours_still(
         self, database: Database, folder: DataFolder, submit: Callable[..., int]
