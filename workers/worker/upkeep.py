@@ -84,7 +84,10 @@ class Upkeep:
         try:
             kept = open_kept(self._settings.data_dir, self._settings.storage)
             for trial_id, fence in cancelled:  # of which some may be retried, and at work again, before their turn
-                remove_checkpoints(kept, trial_id, fence)
+                try:
+                    remove_checkpoints(kept, trial_id, fence)
+                except PermissionError as error:  # which keeps no other trial's from going
+                    logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
         except OSError as error:
             logger.warning("checkpoints of cancelled trials stay for now: %s", error)
         else:
@@ -100,6 +103,9 @@ class Upkeep:
         except OSError as error:
             logger.warning("files stay for now: %s", error)
             return
+        if planned.too_much:
+            over, who = planned.too_much / 2**30, "boards show them, or what runs or waits needs them"
+            logger.warning("networks have %.1f GiB more than TTSV_RETENTION_GIB: %s", over, who)
         if done.networks or done.checkpoints:
             facts = len(done.networks), len(done.checkpoints), done.size // 2**20
             logger.info("retention removed %d networks and the checkpoints of %d trials: %d MiB", *facts)

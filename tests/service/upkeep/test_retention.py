@@ -115,6 +115,21 @@ class TestRules:
         assert going(database, folder, gib=3.5) == [*old, young[0]]
         assert going(database, folder, gib=4, best=1) == [young[0], young[2], young[3], old[0]]
 
+    def test_what_cannot_go_counts_towards_the_limit(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """Networks of an experiment that was extended fill the disk as all others do."""
+        old, extended = grown((0.1, 0.2, 0.3), days=9), grown((0.4, 0.5))
+        with database.read() as session:
+            number = session.get_one(Trial, extended[0]).experiment_id
+        queued = update(Experiment).where(Experiment.id == number).values(state="queued")
+        database.write(lambda session: session.execute(queued))
+        found = planned(database, folder, gib=4)
+        assert ([one.trial_id for one in found.networks], found.too_much) == (old[:1], 0)
+        found = planned(database, folder, gib=1.5)
+        assert ([one.trial_id for one in found.networks], found.too_much) == (old, GIB // 2)
+        assert planned(database, folder, gib=float("inf")).too_much == 0
+
     def test_what_boards_show_stays_without_force(
         self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
     ) -> None:
@@ -193,6 +208,62 @@ class TestPruned:
         assert prune(database, folder, found).networks == []
         assert all((folder.path / f"trials/{one}/1/model.safetensors").exists() for one in trials)
 
+    def test_what_was_extended_by_now_stays(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        grown()
+        found = planned(database, folder, best=0)
+        database.write(lambda session: session.execute(update(Experiment).values(state="queued")))
+        assert prune(database, folder, found).networks == []
+
+    def test_one_file_that_may_not_be_removed_keeps_no_other(
+        self,
+        database: Database,
+        folder: DataFolder,
+        grown: Callable[..., list[int]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Neither now nor when what is left is finished later."""
+        first, *others = grown()
+        for trial_id in (first, *others):
+            write_checkpoint(folder.path / f"trials/{trial_id}/1/checkpoints", 1)
+        genuine, genuine_checkpoints = DataFolder.remove, DataFolder.remove_checkpoints
+
+        def refused(here: DataFolder, path: str) -> None:
+            if path.startswith(f"trials/{first}/"):
+                raise PermissionError("not ours")
+            genuine(here, path)
+
+        def refused_checkpoints(here: DataFolder, trial_id: int, fence: int) -> None:
+            if trial_id == first:
+                raise PermissionError("not ours")
+            genuine_checkpoints(here, trial_id, fence)
+
+        monkeypatch.setattr(DataFolder, "remove", refused)
+        monkeypatch.setattr(DataFolder, "remove_checkpoints", refused_checkpoints)
+        done = prune(database, folder, planned(database, folder, best=0))
+        assert [one.trial_id for one in done.networks] == others
+        assert list(done.checkpoints) == others
+        (folder.path / f"trials/{others[-1]}/1/model.safetensors").touch()
+        assert finish(database, folder) == 1
+        monkeypatch.setattr(DataFolder, "remove", genuine)
+        assert finish(database, folder) == 1
+
+    def test_nothing_is_marked_where_the_folder_of_all_trials_is_a_link(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """Nothing behind it is removed, so that neither the list nor the removal may say so."""
+        grown()
+        found = planned(database, folder, best=0)
+        (folder.path / "trials").rename(folder.path / "elsewhere")
+        (folder.path / "trials").symlink_to("elsewhere")
+        with pytest.raises(OSError, match="is a link"):
+            planned(database, folder, best=0)
+        with pytest.raises(OSError, match="is a link"):
+            prune(database, folder, found)
+        with database.read() as session:
+            assert session.scalar(select(func.count()).where(Artifact.removed_at.is_not(None))) == 0
+
     def test_what_is_deleted_by_now_is_left_to_that(
         self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
     ) -> None:
@@ -253,6 +324,10 @@ class TestPruned:
             waiting = session.scalars(select(Trial.id).where(Trial.experiment_id == number)).one()
         for one in (trial_id, waiting):
             write_checkpoint(folder.path / f"trials/{one}/1/checkpoints", 1)
+        states = update(Experiment).where(Experiment.id != number)
+        database.write(lambda session: session.execute(states.values(state="queued")))
+        assert planned(database, folder, days=5).checkpoints == {}, "its trials may be retried at any moment"
+        database.write(lambda session: session.execute(states.values(state="succeeded")))
         found = planned(database, folder, days=5)
         assert list(found.checkpoints) == [trial_id]
         assert found.checkpoints[trial_id] > 7
