@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workers.cli.errors import plain_errors
+from workers.cli.output import written_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,6 +99,8 @@ def evaluate(
     for folder in (out, plots, json_file and json_file.parent, state and state.parent):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+    if json_file is not None and json_file.is_dir():
+        raise UserError(f"--json {json_file}: is a folder; name a file")
     data_dir, console = Settings().data_dir, Console()
     steps = evaluation(model, data, data_dir, config, images=images, device=device, state=state, cost="cost" in names)
     try:
@@ -151,7 +154,8 @@ def _write(found: "Evaluated", json_file: Path | None, out: Path | None, plots: 
     """Writes the record, all files and the plots, each where it was asked for."""
     title = found.subject.data.info.name
     if json_file is not None:
-        json_file.write_text(json.dumps(found.record, indent=1, allow_nan=False) + "\n")
+        with written_whole(json_file) as part:
+            part.write_text(json.dumps(found.record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if out is not None:
         found.write(out, title=title)
         found.draw(out, title=title, suffix=".png")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workers.cli.client_options import ExperimentId, connected
+from workers.cli.output import written_whole
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -52,7 +53,8 @@ def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
     if str(file) == "-":
         typer.echo(text, nl=False)
         return
-    file.write_text(text, newline="")
+    with written_whole(file) as part:
+        part.write_text(text, encoding="utf-8", newline="")
     typer.echo(f"{len(rows)} trials are in {file}")
 
 

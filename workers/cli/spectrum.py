@@ -8,6 +8,7 @@ import typer
 
 from ttsv.errors import ConfigError
 from workers.cli.errors import plain_errors
+from workers.cli.output import written_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,11 +32,15 @@ def spectrum(
 
     spectra = saved_spectra(model, None if input_size is None else _pixels(input_size))
     if json_file is not None:
-        json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
+        with written_whole(json_file) as part:
+            part.write_text(json.dumps(spectra.to_json(), indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         from ttsv.evaluation.plots import plot_spectra
 
-        plot_spectra({layer.name: layer.values for layer in spectra.layers}, plot, str(model))
+        if plot.suffix.lower() not in (".png", ".svg"):
+            raise ConfigError("--plot", str(plot), "must end in .png or .svg")
+        with written_whole(plot) as part:
+            plot_spectra({layer.name: layer.values for layer in spectra.layers}, part, str(model))
     # The table is wide: on a narrow terminal, or into a file, its lines are kept whole.
     Console(width=max(Console().width, 160)).print(spectra_table(spectra))
 
