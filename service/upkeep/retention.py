@@ -134,7 +134,7 @@ def _networks() -> Any:
     return query.order_by(Trial.experiment_id, Artifact.id)
 
 
-def _all_bytes() -> Select[tuple[int]]:
+def _all_bytes() -> Select[int]:
     """Bytes of all networks that are there, also of those that cannot go now."""
     query = select(func.sum(Artifact.size)).join(Trial, Trial.id == Artifact.trial_id)
     query = query.join(Experiment, Experiment.id == Trial.experiment_id)

@@ -224,7 +224,7 @@ class TestDeleted:
         (folder.path / "trials/1/1/inner").mkdir()
         (folder.path / "trials/1/1/inner/file").touch()
         settle(marked)
-        genuine, taken = os.unlink, []
+        genuine, taken = os.unlink, list[Any]()
 
         def taken_first(path: Any, **options: Any) -> None:
             if not taken:
@@ -322,7 +322,7 @@ class TestApi:
         assert full.get(f"/v1/experiments/{EVALUATING}").status_code == 200
 
 
-def test_the_command_asks_first(server: str, sqlite_url: str) -> None:
+def test_the_command_asks_first(server: str, sqlite_url: str, tmp_path: Path) -> None:
     database = Database(sqlite_url)
     Installation(database).live()
 
@@ -336,4 +336,12 @@ def test_the_command_asks_first(server: str, sqlite_url: str) -> None:
     assert count(database, Experiment) == 3
     assert "experiment 3 is deleted" in run("3", answer="y\n").stdout
     assert "cancel it first" not in run("2", "--yes", "--json").stdout
+    assert "3 evaluates its networks, and is being deleted" in run("1", "--dry-run", code=1).stderr
+    settle(database)
+    remove_marked(database, DataFolder(tmp_path))
+    assert "deleted with --force alone" in run("1", "--dry-run").stdout
+    refused = run("1", answer="y\n", code=1)
+    assert "say --force" in refused.stderr
+    assert "for good?" not in refused.output, "what is refused anyway is not asked for"
+    assert "experiment 1 is deleted" in run("1", "--force", answer="y\n").stdout
     database.close()
