@@ -113,6 +113,8 @@ def delete(
     if not as_json:
         what = f"{found.trials} trials, {found.results} results, {found.files} files ({size(found.size)})"
         typer.echo(f"experiment {found.id} {found.name}: {what}")
+        if dry_run and found.deleted:
+            typer.echo("it is deleted already; a worker removes its files within minutes")
         if found.shown_on:
             without = ": it is deleted with --force alone, or after `ttsv archive`" if refused else ""
             typer.echo(f"its results count on the boards of {', '.join(found.shown_on)}{without}")

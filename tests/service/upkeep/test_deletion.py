@@ -335,6 +335,7 @@ def test_the_command_asks_first(server: str, sqlite_url: str, tmp_path: Path) ->
     run("3", answer="n\n", code=1)
     assert count(database, Experiment) == 3
     assert "experiment 3 is deleted" in run("3", answer="y\n").stdout
+    assert "it is deleted already" in run("3", "--dry-run").stdout
     assert "cancel it first" not in run("2", "--yes", "--json").stdout
     assert "3 evaluates its networks, and is being deleted" in run("1", "--dry-run", code=1).stderr
     settle(database)

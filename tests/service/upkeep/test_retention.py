@@ -458,3 +458,45 @@ def test_the_command_lists_first(database: Database, source: Settings, grown: Ca
     assert (len(found["networks"]), found["size"], found["removed"]) == (3, 3 * GIB, True)
     assert not (source.data_dir / f"trials/{trials[0]}/1/model.safetensors").exists()
     assert "1 networks" in run("--yes", TTSV_RETENTION_BEST="0").stdout
+
+
+def test_a_limit_that_cannot_be_met_is_said(
+    database: Database,
+    source: Settings,
+    grown: Callable[..., list[int]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the command, which says also what was listed and stays, and by workers."""
+    grown((0.1, 0.2), archived=False)
+    env = {"TTSV_DATA_DIR": str(source.data_dir), "TTSV_DATABASE_URL": source.database_url}
+    done = CliRunner().invoke(app, ["prune", "--size", "0.5", "--yes", "--json"], env=env)
+    assert (done.exit_code, json.loads(done.stdout)["too_much"]) == (0, 3 * GIB // 2)
+    assert "networks have 1.5 GiB more than is allowed" in done.stderr
+    Upkeep(source.model_copy(update={"retention_gib": 0.5}), database).retain()
+    assert "networks have 1.5 GiB more than TTSV_RETENTION_GIB" in caplog.text
+
+    def refused(*_: Any) -> None:
+        raise PermissionError("not ours")
+
+    monkeypatch.setattr(DataFolder, "remove", refused)
+    done = CliRunner().invoke(app, ["prune", "--best", "1", "--force", "--yes"], env=env)
+    assert "removed: 0 networks" in done.stdout
+    assert "1 of what was listed stay" in done.stderr
+
+
+def test_one_folder_that_may_not_be_removed_keeps_no_other_of_what_was_cancelled(
+    database: Database, source: Settings, submit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = submit(seeds=3)
+    database.write(lambda session: actions.cancel(session, number))
+    removed: list[int] = []
+
+    def refused_at_first(_: Any, trial_id: int, __: int) -> None:
+        removed.append(trial_id)
+        if len(removed) == 1:
+            raise PermissionError("not ours")
+
+    monkeypatch.setattr("workers.worker.upkeep.remove_checkpoints", refused_at_first)
+    Upkeep(source, database).sweep()
+    assert len(removed) == 3
