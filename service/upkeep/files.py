@@ -166,26 +166,28 @@ class Disk:
         """As `Place.used`: else the folder is another one, or not mounted."""
         return (self.path / _TRIALS).is_dir()
 
-    def refuse_link(self) -> None:
-        """Raises `OSError` where the folder of all trials is a link: nothing would be removed behind it."""
+    def refuse_removal(self) -> None:
+        """Raises `OSError` where nothing can be removed: the disk is read-only, or the folder of all trials a link."""
+        if self.path.exists() and os.statvfs(self.path).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, "is on a disk that is mounted read-only", str(self.path))
         if not self.is_ours(Path(_TRIALS)):
             says = "is a link, through which nothing is removed: mount the folder there, or link the data folder itself"
             raise OSError(errno.ELOOP, says, str(self.path / _TRIALS))
 
     def remove(self, path: str) -> None:
         """As `Place.remove`: nothing through a link, and nothing outside."""
-        self.refuse_link()
+        self.refuse_removal()
         if is_safe(path) and self.is_ours(Path(path).parent):
             removed(self.path / path)
 
     def remove_trial(self, trial_id: int) -> None:
         """As `Place.remove_trial`."""
-        self.refuse_link()
+        self.refuse_removal()
         removed(self.path / _TRIALS / str(trial_id))
 
     def remove_checkpoints(self, trial_id: int, fence: int) -> None:
         """As `Place.remove_checkpoints`."""
-        self.refuse_link()
+        self.refuse_removal()
         for folder in (self.path / _TRIALS / str(trial_id)).glob(f"*/{CHECKPOINTS}"):
             if not is_later(folder.parent.name, fence) and self.is_ours(folder.parent.relative_to(self.path)):
                 removed(folder)
@@ -217,7 +219,8 @@ class Bucket:
     def there(self, paths: Sequence[str]) -> list[str]:
         """As `Place.there`: of many one listing is cheaper than a question each."""
         if len(paths) > _MOST_QUESTIONS:
-            return [path for path in paths if path in self.below(_TRIALS)]
+            listed = self.below(_TRIALS)
+            return [path for path in paths if path in listed]
         return [path for path in paths if self.store.size(path) is not None]
 
     def checkpointed(self) -> set[int]:
@@ -320,21 +323,18 @@ class DataFolder:
         return True
 
     def there(self, paths: Sequence[str]) -> list[str]:
-        """Those of these files of trials that are there, and can be seen."""
-        found: set[str] = set()
-        for place in self._places:
-            with contextlib.suppress(OSError):
-                found.update(place.there(paths))
+        """Those of these files of trials that are there. Raises `OSError` where a store does not answer."""
+        found = {path for place in self._places for path in place.there(paths)}
         return [path for path in paths if path in found]
 
     def require(self, path: str) -> None:
         """Raises `OSError` where a file cannot be read, or is not there, and some place has nothing of any trial.
 
-        Then that place is another one, or not mounted. So it does where the folder of all trials is a link.
+        Then that place is another one, or not mounted. So it does where nothing can be removed.
         """
         for place in self._places:
             if isinstance(place, Disk):
-                place.refuse_link()
+                place.refuse_removal()
         try:
             there = self.exists(path)
         except PermissionError:  # who may remove it need not be allowed to read it

@@ -375,10 +375,39 @@ class TestRetention:
         """One listing of the store serves where there are many."""
         monkeypatch.setattr("service.upkeep.files._MOST_QUESTIONS", 0)
         folder, paths = DataFolder.of(kept), set(artifacts(lived))
+        listings, genuine = list[str](), Bucket.below
+
+        def listed(here: Bucket, name: str) -> dict[str, int]:
+            listings.append(name)
+            return genuine(here, name)
+
+        monkeypatch.setattr(Bucket, "below", listed)
+        everything = sorted(in_store(kept))
+        assert folder.there([*everything, "trials/999/1/model.safetensors"]) == everything
+        assert len(everything) > 1
+        assert len(listings) == isinstance(folder.kept, Bucket)
         lived.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
         assert finish(lived, folder) == len(paths)
         assert in_store(kept).keys().isdisjoint(paths)
         assert finish(lived, folder) == 0
+
+    def test_a_store_that_is_away_when_a_worker_begins_is_asked_again(
+        self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(*_: Any) -> None:
+            raise OSError("the store is away")
+
+        path = next(path for path in artifacts(lived) if path in in_store(kept))
+        lived.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
+        upkeep = Upkeep(kept, lived)
+        with monkeypatch.context() as patch:
+            for place in (Bucket, Disk):
+                patch.setattr(place, "there", away)
+            upkeep.tidy(first=True)
+        assert not upkeep._finished
+        upkeep.tidy(first=True)
+        assert upkeep._finished
+        assert path not in in_store(kept)
 
     def test_the_worker_tidies(self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(upkeep_of_worker, "LOOK_SECONDS", 0.05)

@@ -1,10 +1,12 @@
 """Retention: which networks go by which rule, what stays without force, and who is killed on the way."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +262,22 @@ class TestPruned:
         with pytest.raises(OSError, match="is a link"):
             planned(database, folder, best=0)
         with pytest.raises(OSError, match="is a link"):
+            prune(database, folder, found)
+        with database.read() as session:
+            assert session.scalar(select(func.count()).where(Artifact.removed_at.is_not(None))) == 0
+
+    def test_nothing_is_marked_on_a_disk_that_is_read_only(
+        self,
+        database: Database,
+        folder: DataFolder,
+        grown: Callable[..., list[int]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A network that is marked is as good as gone, and this one would stay."""
+        grown()
+        found = planned(database, folder, best=0)
+        monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+        with pytest.raises(OSError, match="read-only"):
             prune(database, folder, found)
         with database.read() as session:
             assert session.scalar(select(func.count()).where(Artifact.removed_at.is_not(None))) == 0
