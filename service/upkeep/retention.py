@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.database import (
@@ -28,12 +28,15 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import UserError
 from service.experiments import events
+from service.experiments.actions import RETRIED_BY_DEFAULT
 from service.experiments.events import EventKind
 from service.queue.driver_reads import MODEL
 from service.upkeep.files import DataFolder
 
 logger = logging.getLogger(__name__)
 
+RETRIED_WITHIN = timedelta(days=7)
+"""For so long somebody may look why a trial failed, and have it retried."""
 _AT_ONCE = 100
 _GIB = 2**30
 
@@ -189,14 +192,20 @@ def _network(row: Row[Any], reason: str) -> Network:
 
 
 def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> dict[int, int]:
-    """Trial -> bytes of the checkpoints that a final trial left; `days` spares those of a trial that may be retried."""
+    """Trial -> bytes of the checkpoints that a final trial left; `days` spares those of a trial that may be retried.
+
+    Without `days` those of failed trials stay for `RETRIED_WITHIN`: a retry goes on from them.
+    """
     there = folder.checkpointed()
-    before = now() - timedelta(days=rules.days or 0)
+    if rules.days is None:
+        unwanted = or_(Trial.state.not_in(RETRIED_BY_DEFAULT), Trial.finished_at < now() - RETRIED_WITHIN)
+    else:
+        unwanted = Trial.finished_at < now() - timedelta(days=rules.days)
     found: dict[int, int] = {}
     for first in range(0, len(there), _AT_ONCE):
         some = there[first : first + _AT_ONCE]
         final = select(Trial.id).join(Experiment, Experiment.id == Trial.experiment_id)
-        final = final.where(Trial.id.in_(some), *_final(), Trial.finished_at < before)
+        final = final.where(Trial.id.in_(some), *_final(), unwanted)
         for trial_id in session.scalars(final):
             try:
                 found[trial_id] = folder.checkpoint_bytes(trial_id)

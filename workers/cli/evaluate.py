@@ -99,8 +99,9 @@ def evaluate(
     for folder in (out, plots, json_file and json_file.parent, state and state.parent):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    if json_file is not None and json_file.is_dir():
-        raise UserError(f"--json {json_file}: is a folder; name a file")
+    for option, file in (("--json", json_file), ("--state", state)):
+        if file is not None and file.is_dir():
+            raise UserError(f"{option} {file}: is a folder; name a file")
     data_dir, console = Settings().data_dir, Console()
     steps = evaluation(model, data, data_dir, config, images=images, device=device, state=state, cost="cost" in names)
     try:

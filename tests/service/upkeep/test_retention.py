@@ -360,6 +360,20 @@ class TestPruned:
         assert (folder.path / f"trials/{trial_id}/99/checkpoints").exists()
         assert (folder.path / f"trials/{waiting}/1/checkpoints").exists()
 
+    def test_those_of_failed_trials_stay_for_a_week_without_an_age(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """A rule about networks alone, kept by a worker every hour, would have a retry begin anew."""
+        (older, *_), (failed, diverged, *_) = grown(days=8), grown(days=6)
+        for one in (older, failed, diverged):
+            write_checkpoint(folder.path / f"trials/{one}/1/checkpoints", 1)
+        for those, state in (((older, failed), TrialState.FAILED), ((diverged,), TrialState.DIVERGED)):
+            ended = update(Trial).where(Trial.id.in_(those)).values(state=state)
+            with database.writer.begin() as connection:
+                connection.execute(ended)
+        assert list(planned(database, folder, best=9).checkpoints) == [older, diverged]
+        assert list(planned(database, folder, best=9, days=5).checkpoints) == [older, failed, diverged]
+
 
 def test_the_worker_does_it_by_itself(
     database: Database, source: Settings, folder: DataFolder, grown: Callable[..., list[int]]
