@@ -163,8 +163,10 @@ def events(
         if as_json:
             typer.echo(event.model_dump_json())
             continue
-        about = f"experiment {event.experiment_id}" + (f", trial {event.trial_id}" if event.trial_id else "")
-        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind} ({about}) {json.dumps(event.detail)}")
+        # What was deleted has events no more, and is named by the one that tells of it.
+        number = event.experiment_id or event.detail.get("experiment")
+        about = f" (experiment {number}" + (f", trial {event.trial_id})" if event.trial_id else ")") if number else ""
+        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind}{about} {json.dumps(event.detail)}")
 
 
 def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> None:

@@ -64,9 +64,8 @@ def prune(
             if not as_json:
                 typer.echo(f"removed: {_summary(found)}")
             if kept:
-                typer.echo(
-                    f"ttsv: warning: {kept} of what was listed stay: needed or shown by now, or not ours", err=True
-                )
+                why = "it is needed or shown by now, gone already, or may not be removed"
+                typer.echo(f"ttsv: warning: {kept} of what was listed this did not remove: {why}", err=True)
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"size": found.size, "removed": not dry_run}, indent=2, default=str))
     if found.too_much:

@@ -345,4 +345,6 @@ def test_the_command_asks_first(server: str, sqlite_url: str, tmp_path: Path) ->
     assert "say --force" in refused.stderr
     assert "for good?" not in refused.output, "what is refused anyway is not asked for"
     assert "experiment 1 is deleted" in run("1", "--force", answer="y\n").stdout
+    told = CliRunner().invoke(app, ["events"], env={"TTSV_URL": server}).stdout
+    assert "anonymous: deleted (experiment 1) {" in told
     database.close()

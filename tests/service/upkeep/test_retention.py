@@ -514,7 +514,7 @@ def test_a_limit_that_cannot_be_met_is_said(
     monkeypatch.setattr(DataFolder, "remove", refused)
     done = CliRunner().invoke(app, ["prune", "--best", "1", "--force", "--yes"], env=env)
     assert "removed: 0 networks" in done.stdout
-    assert "1 of what was listed stay" in done.stderr
+    assert "1 of what was listed this did not remove" in done.stderr
 
 
 def test_one_folder_that_may_not_be_removed_keeps_no_other_of_what_was_cancelled(
