@@ -205,7 +205,7 @@ def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> dict[int
     for first in range(0, len(there), _AT_ONCE):
         some = there[first : first + _AT_ONCE]
         final = select(Trial.id).join(Experiment, Experiment.id == Trial.experiment_id)
-        final = final.where(Trial.id.in_(some), *_final(), unwanted)
+        final = final.where(Trial.id.in_(some), *_final(), unwanted).order_by(Trial.id)
         for trial_id in session.scalars(final):
             try:
                 found[trial_id] = folder.checkpoint_bytes(trial_id)
