@@ -26,8 +26,9 @@ from service.storage import Folder, Objects, Store
 from service.upkeep import restore
 from service.upkeep.backup import back_up
 from service.upkeep.deletion import mark, remove_marked
-from service.upkeep.files import Bucket, DataFolder, Disk
+from service.upkeep.files import DataFolder
 from service.upkeep.moves import Journal, Move
+from service.upkeep.places import Bucket, Disk
 from service.upkeep.retention import Rules, finish, plan, prune
 from service.upkeep.target import Target
 from tests.held import under
@@ -327,7 +328,7 @@ class TestDeletion:
         before = in_store(kept)
         with monkeypatch.context() as patch:
             patch.setattr(Objects, "remove", away)
-            patch.setattr("service.upkeep.files.removed", away)
+            patch.setattr("service.upkeep.places.removed", away)
             assert remove_marked(lived, DataFolder.of(kept)) == 0
         assert in_store(kept) == before
         assert remove_marked(lived, DataFolder.of(kept)) == 1
@@ -373,7 +374,7 @@ class TestRetention:
         self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One listing of the store serves where there are many."""
-        monkeypatch.setattr("service.upkeep.files._MOST_QUESTIONS", 0)
+        monkeypatch.setattr("service.upkeep.places._MOST_QUESTIONS", 0)
         folder, paths = DataFolder.of(kept), set(artifacts(lived))
         listings, genuine = list[str](), Bucket.below
 
