@@ -68,10 +68,7 @@ class Connection:
         key = key or os.environ.get("TTSV_KEY")
         if key and not (key.isascii() and key.isprintable() and key.strip() == key):
             raise UserError("the key (TTSV_KEY, --key): must be as it was printed: letters, digits, - and _ alone")
-        try:
-            httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            raise UserError(f"the address {self.url} (TTSV_URL, --url): {error}; write http://HOST:PORT") from None
+        _refuse_no_address(self.url)
         self._retries = retries
         # The service says something every quarter of a minute, whatever happens.
         self._streaming = httpx.Timeout(timeout, read=max(60.0, timeout))
@@ -210,6 +207,18 @@ class Connection:
 
     def _no_answer(self, error: Exception) -> UnreachableError:
         return no_answer(self.url, error)
+
+
+def _refuse_no_address(url: str) -> None:
+    """Raises `UserError` for what can be no address of a service."""
+    try:
+        address = httpx.URL(url)
+        address.host.encode("idna")
+        why = "" if address.scheme in ("http", "https") and address.host else "not of the web"
+    except (httpx.InvalidURL, UnicodeError) as error:
+        why = str(error)
+    if why:
+        raise UserError(f"the address {url!r} (TTSV_URL, --url): {why}; write http://HOST:PORT")
 
 
 def of_paper(name: str) -> str:

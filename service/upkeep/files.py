@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, Self
 
+from service.errors import UserError
 from service.settings import Settings
 from service.storage import Folder, open_storage
 from service.upkeep.places import (
@@ -50,7 +51,7 @@ class DataFolder:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The one of an installation."""
+        """The one of an installation. Raises `UserError` where `TTSV_STORAGE` names no store that can be."""
         return cls(settings.data_dir, settings.storage)
 
     def open(self, path: str) -> BinaryIO:
@@ -185,7 +186,10 @@ class _Newest:
 
 
 def _opened(storage: str) -> Place:
-    store = open_storage(storage)
+    try:
+        store = open_storage(storage)
+    except ValueError as error:  # what only its library can read of the address
+        raise UserError(str(error)) from error
     return Disk(store.root) if isinstance(store, Folder) else Bucket(store)
 
 

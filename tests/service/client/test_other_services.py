@@ -39,9 +39,26 @@ def test_a_page_for_browsers_is_no_table() -> None:
         client.leaderboard_text("digits", format="csv")
 
 
-def test_an_address_that_is_none() -> None:
-    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:abc .*--url.*Invalid port"):
-        Client("http://127.0.0.1:abc")
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:abc", "Invalid port"),
+        ("http://a\nb", "non-printable"),
+        (f"http://{'a' * 80}.com", "too long"),
+        ("127.0.0.1:8000", "not of the web"),
+        ("localhost:8000", "not of the web"),
+        ("http://", "not of the web"),
+    ],
+)
+def test_an_address_that_is_none(url: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"--url\): .*{why}.*; write http://HOST:PORT"):
+        Client(url)
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8000", "https://ü.example/ttsv", "HTTP://LOCALHOST:8000/"])
+def test_an_address_that_is_one(url: str) -> None:
+    with Client(url) as client:
+        assert client.url == url.rstrip("/")
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a ", "\x7f"])

@@ -51,3 +51,10 @@ def test_the_age_that_workers_keep(monkeypatch: pytest.MonkeyPatch, days: str) -
     monkeypatch.setenv("TTSV_RETENTION_DAYS", days)
     with pytest.raises(ValidationError, match="retention_days"):
         Settings()
+
+
+def test_a_store_that_cannot_be(tmp_path: Path) -> None:
+    """Its form is right, and what it asks for is unknown to the library that is to open it."""
+    env = {"TTSV_DATA_DIR": str(tmp_path), "TTSV_STORAGE": "s3://bucket?region=a&colour=blue"}
+    done = CliRunner().invoke(app, ["prune", "--best", "1"], env=env)
+    assert (done.exit_code, done.stderr.startswith("ttsv: TTSV_STORAGE: ")) == (1, True)
