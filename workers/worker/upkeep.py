@@ -52,7 +52,10 @@ class Upkeep:
 
     def _run(self) -> None:
         retain_after, begun = 0.0, False
+        finish_after = time.monotonic() + RETAIN_SECONDS
         while not self._over.wait(LOOK_SECONDS if begun else 0):
+            if time.monotonic() >= finish_after:  # a command may have been killed in the middle of its removal
+                self._finished, finish_after = False, time.monotonic() + RETAIN_SECONDS
             try:
                 self.tidy(first=not self._finished)
                 self.sweep()
@@ -66,7 +69,7 @@ class Upkeep:
             begun = True
 
     def tidy(self, *, first: bool = False) -> None:
-        """Removes what was deleted; at first also files whose removal somebody left half done."""
+        """Removes what was deleted; at `first`, and every hour, also files whose removal somebody left half done."""
         try:
             folder = DataFolder.of(self._settings)
             remove_marked(self._database, folder)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -405,6 +406,26 @@ def test_a_worker_that_begins_in_an_outage_finishes_what_was_left_after_it(
     with Upkeep(source, database):
         time.sleep(0.5)
     assert len(tries) == 2, "once more, and when it is done no more"
+
+
+def test_what_a_command_leaves_half_done_is_finished_while_the_worker_lives(
+    database: Database, source: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no rule has the worker remove anything by itself."""
+    monkeypatch.setattr("workers.worker.upkeep.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("workers.worker.upkeep.RETAIN_SECONDS", 0.05)
+    tries, enough = list[int](), threading.Event()
+
+    def counted(*_: Any) -> int:
+        tries.append(1)
+        if len(tries) == 3:
+            enough.set()
+        return 0
+
+    monkeypatch.setattr("workers.worker.upkeep.finish", counted)
+    monkeypatch.setattr(Upkeep, "sweep", lambda _: None)
+    with Upkeep(source, database):
+        assert enough.wait(10)
 
 
 def test_the_worker_s_loop_does_all_of_it(
