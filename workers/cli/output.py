@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import typer
+
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[Path]:
@@ -31,3 +33,17 @@ def written_whole(file: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # what ended the writing is said
             part.unlink()
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a text file whole, as UTF-8; `-` is standard output. Raises `OSError`."""
+    if is_standard_output(file):
+        typer.echo(text, nl=False)
+        return
+    with written_whole(file) as part:
+        part.write_text(text, encoding="utf-8", newline="")
+
+
+def is_standard_output(file: Path | None) -> bool:
+    """Whether a file that was named is `-`."""
+    return str(file) == "-"

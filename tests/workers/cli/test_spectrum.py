@@ -82,3 +82,11 @@ def test_a_file_that_is_there_stays_where_writing_fails(
     monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: full(_, path))
     result = CliRunner().invoke(app, ["spectrum", str(saved), "--json", str(numbers)])
     assert (result.exit_code, numbers.read_text()) == (1, "old")
+
+
+def test_json_alone_is_printed(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["spectrum", str(saved), "--json", "-"])
+    assert json.loads(result.stdout) == json.loads(json.dumps(saved_spectra(saved, None).to_json()))
+    assert "conv1" in result.stderr
+    assert not Path("-").exists()
