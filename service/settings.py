@@ -112,7 +112,10 @@ class Settings(BaseSettings):
         False, description="Write every trial's numbers for TensorBoard into `tensorboard/` in the data folder."
     )
     retention_days: float | None = Field(
-        None, gt=0, description="Workers remove networks of trials that ended longer ago, unless a board shows them."
+        None,
+        gt=0,
+        le=100_000,
+        description="Workers remove networks of trials that ended longer ago, unless a board shows them.",
     )
     retention_best: int | None = Field(
         None, ge=0, description="Workers remove all but so many networks of each experiment, the best by accuracy."

@@ -17,11 +17,11 @@ from service.api.http.query_filters import Instant
 from service.api.http.responses import Answer
 from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
-from service.specs.patterns import KEY_ID, NAME, PRINTABLE
+from service.specs.patterns import KEY_ID, LONGEST_NAME, NAME, PRINTABLE
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=NAME)]
 Quota = Annotated[int | None, Field(ge=0, le=10_000_000, description="Trials that may wait or run; null: no limit.")]
 Hours = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False, description="GPU-hours; null: no limit.")]
 ProjectId = Annotated[int, Path(ge=1, le=MAX_ID)]

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import httpx2 as httpx
 from pydantic import BaseModel
 
-from service.client.errors import UnreachableError, no_answer, refusal, unsendable
+from service.client.errors import UnreachableError, no_answer, not_understood, refusal, unsendable
+from service.errors import UserError
 from service.specs.documents import DocumentError, refuse_beyond_json
 
 _P = ParamSpec("_P")
@@ -55,13 +56,19 @@ def covers(*operations: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 class Connection:
-    """Sends requests to the service; its arguments are those of `service.client.Client`."""
+    """Sends requests to the service; its arguments are those of `service.client.Client`.
+
+    Raises `UserError` for an address that is none, and for a key that cannot be sent.
+    """
 
     def __init__(
         self, url: str | None = None, *, key: str | None = None, retries: int = 4, timeout: float = 30
     ) -> None:
         self.url = (url or os.environ.get("TTSV_URL") or DEFAULT_URL).rstrip("/")
         key = key or os.environ.get("TTSV_KEY")
+        if key and not (key.isascii() and key.isprintable() and key.strip() == key):
+            raise UserError("the key (TTSV_KEY, --key): must be as it was printed: letters, digits, - and _ alone")
+        _refuse_no_address(self.url)
         self._retries = retries
         # The service says something every quarter of a minute, whatever happens.
         self._streaming = httpx.Timeout(timeout, read=max(60.0, timeout))
@@ -108,7 +115,9 @@ class Connection:
 
     def _answer(self, kind: type[_Model], method: str, path: str, /, **options: Any) -> _Model:
         """An answer of a kind; `options` are those of sending."""
-        return kind.model_validate_json(self._send(method, path, **options).content)
+        answer = self._send(method, path, **options)
+        with self._understood():
+            return kind.model_validate_json(answer.content)
 
     def _get(self, kind: type[_Model], path: str, /, **params: Any) -> _Model:
         """Asks for an answer of a kind."""
@@ -120,7 +129,8 @@ class Connection:
         asked: Query = {}
         while True:
             answer = self._send("GET", path, params=asked)
-            found += [kind.model_validate(item) for item in answer.json()]
+            with self._understood():
+                found += [kind.model_validate(item) for item in answer.json()]
             if "next" not in answer.links:
                 return found
             # Not the address itself: a proxy may have another than the service knows of.
@@ -128,7 +138,11 @@ class Connection:
 
     def _text(self, path: str, /, **params: Any) -> str:
         """Asks for text."""
-        return self._send("GET", path, params=query(**params)).text
+        answer = self._send("GET", path, params=query(**params))
+        with self._understood():
+            if "html" in answer.headers.get("Content-Type", ""):
+                raise ValueError("a page for browsers")
+            return answer.text
 
     def _post(self, kind: type[_Model], path: str, body: Any = None, /, **options: Any) -> _Model:
         """Posts a body; `options` are those of sending."""
@@ -140,7 +154,9 @@ class Connection:
         """The items of a list; pages are fetched as they are needed, by the parameter that `following` names."""
         asked = query(**params)
         while True:
-            page = read(self._send("GET", path, params=asked).content)
+            answer = self._send("GET", path, params=asked)
+            with self._understood():
+                page = read(answer.content)
             yield from page.items
             if page.next is None:
                 return
@@ -181,8 +197,28 @@ class Connection:
             raise refusal(outcome)
         return max(pause(attempt), _retry_after(outcome))
 
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Says of an answer that is none of this service's, as of a proxy or another program, whose it is."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            raise not_understood(self.url, error) from error
+
     def _no_answer(self, error: Exception) -> UnreachableError:
         return no_answer(self.url, error)
+
+
+def _refuse_no_address(url: str) -> None:
+    """Raises `UserError` for what can be no address of a service."""
+    try:
+        address = httpx.URL(url)
+        address.host.encode("idna")
+        why = "" if address.scheme in ("http", "https") and address.host else "not of the web"
+    except (httpx.InvalidURL, UnicodeError) as error:
+        why = str(error)
+    if why:
+        raise UserError(f"the address {url!r} (TTSV_URL, --url): {why}; write http://HOST:PORT")
 
 
 def of_paper(name: str) -> str:

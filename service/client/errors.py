@@ -89,6 +89,13 @@ def no_answer(url: str, error: Exception) -> UnreachableError:
     return UnreachableError(Problem(title="No answer", status=503, detail=detail))
 
 
+def not_understood(url: str, error: Exception) -> UnreachableError:
+    """The error where what came is no answer of this service."""
+    why = str(error).partition("\n")[0]
+    detail = f"{url} answers, but not as this service does ({why}); does the address name it, and in this version?"
+    return UnreachableError(Problem(title="No answer", status=502, detail=detail))
+
+
 def _shown(response: httpx.Response) -> str:
     """What an answer says that is no problem document."""
     try:

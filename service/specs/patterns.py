@@ -5,6 +5,8 @@ PRINTABLE = rf"^[^{_BREAKING}]*$"
 """No control characters, and none that break lines or turn the direction of what follows."""
 NAME = rf"^[^{_BREAKING}]*[^\s\u200b-\u200f\u2060\ufeff{_BREAKING}][^{_BREAKING}]*$"
 """The same, and in it something that is seen: neither a space nor without width."""
+LONGEST_NAME = 100
+"""Characters of a project's name, and of a key's owner."""
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL's text cannot hold it."""
 TAG = r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}$"

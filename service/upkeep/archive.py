@@ -22,7 +22,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from service.errors import UserError
 from service.storage.store import sync_folder
-from service.upkeep.files import copy, is_safe
+from service.upkeep.files import copy
+from service.upkeep.places import is_safe
 from service.upkeep.rows import LONGEST_ROW, Rows
 
 PARTIAL = ".partial"

@@ -22,7 +22,8 @@ from service.errors import UserError
 from service.settings import Settings
 from service.upkeep import rows
 from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, WritingError, writing
-from service.upkeep.files import SECRET, DataFolder
+from service.upkeep.files import DataFolder
+from service.upkeep.places import SECRET
 
 _ROWS_AT_ONCE = 1000
 _TRIES = 3

@@ -101,7 +101,12 @@ def _refuse(session: Session, experiment: Experiment) -> None:
         raise StateError(f"experiment {experiment.id} is {experiment.state.value}: cancel it first, then delete it")
     if users := _evaluated_by(session, experiment.id):
         named = ", ".join(map(str, users[:_MOST_NAMED])) + (", ..." if len(users) > _MOST_NAMED else "")
-        raise StateError(f"experiment {experiment.id}: experiment {named} evaluates its networks; delete that first")
+        left = select(Experiment.id).where(Experiment.id.in_(users), Experiment.deleted_at.is_(None)).limit(1)
+        if session.scalar(left) is None:
+            mend = ", and is being deleted: a worker does it within minutes, then ask again"
+        else:
+            mend = "; delete that first"
+        raise StateError(f"experiment {experiment.id}: experiment {named} evaluates its networks{mend}")
 
 
 def _evaluated_by(session: Session, experiment_id: int) -> Sequence[int]:

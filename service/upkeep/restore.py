@@ -20,8 +20,8 @@ from service.errors import UserError
 from service.settings import Settings
 from service.upkeep.archive import Manifest, Reader
 from service.upkeep.backup import Say, steps
-from service.upkeep.files import removed
 from service.upkeep.moves import JOURNAL, Journal, Move, Moves
+from service.upkeep.places import removed
 from service.upkeep.shelves import STAGE, TRIALS, Shelf, is_something
 from service.upkeep.target import Target
 

@@ -5,14 +5,15 @@ time. Nothing that a board shows is taken unless that is asked for, and never wh
 """
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.database import (
@@ -27,12 +28,15 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import UserError
 from service.experiments import events
+from service.experiments.actions import RETRIED_BY_DEFAULT
 from service.experiments.events import EventKind
 from service.queue.driver_reads import MODEL
 from service.upkeep.files import DataFolder
 
 logger = logging.getLogger(__name__)
 
+RETRIED_WITHIN = timedelta(days=7)
+"""For so long somebody may look why a trial failed, and have it retried."""
 _AT_ONCE = 100
 _GIB = 2**30
 
@@ -72,13 +76,15 @@ class Network:
 class Plan:
     """What is to go: networks, and trials whose checkpoints nobody resumes from (their bytes by trial).
 
-    `spared` networks of `spared_size` bytes the rules name, and boards show.
+    `spared` networks of `spared_size` bytes the rules name, and boards show. `too_much` bytes of networks would be left
+    beyond the limit of `Rules.gib`, as all that is left is shown, or is needed by what runs or waits.
     """
 
     networks: Sequence[Network]
     checkpoints: dict[int, int] = field(default_factory=dict)
     spared: int = 0
     spared_size: int = 0
+    too_much: int = 0
 
     @property
     def size(self) -> int:
@@ -87,7 +93,7 @@ class Plan:
 
 
 def plan(session: Session, folder: DataFolder, rules: Rules) -> Plan:
-    """What the rules would remove now. Raises `UserError` without any."""
+    """What the rules would remove now. Raises `UserError` without any, and `OSError` where files cannot be reached."""
     if not rules.some:
         raise UserError("no rule is given: name --older-than DAYS, --best K or --size GIB")
     rows = session.execute(_networks()).all()
@@ -96,8 +102,9 @@ def plan(session: Session, folder: DataFolder, rules: Rules) -> Plan:
     chosen = [row for row in rows if row.id in reasons]
     spared = [row for row in chosen if row.trial_id in shown]
     going = {row.id: row for row in chosen if row.trial_id not in shown}
+    too_much = 0
     if rules.gib is not None:
-        left = sum(row.size for row in rows if row.id not in going)
+        left = int(session.scalar(_all_bytes()) or 0) - sum(row.size for row in going.values())
         for row in sorted(rows, key=lambda row: (row.finished_at is not None, row.finished_at, row.id)):
             if left <= rules.gib * _GIB:
                 break
@@ -109,8 +116,12 @@ def plan(session: Session, folder: DataFolder, rules: Rules) -> Plan:
             reasons[row.id] = f"all networks together have more than {rules.gib:g} GiB"
             going[row.id] = row
             left -= row.size
+        too_much = max(0, math.ceil(left - rules.gib * _GIB)) if math.isfinite(rules.gib) else 0
     networks = [_network(row, reasons[row.id]) for row in going.values()]
-    return Plan(networks, _checkpoints(session, folder, rules), len(spared), sum(row.size for row in spared))
+    if networks:  # what could not be done is not promised either
+        folder.require(networks[0].path)
+    checkpoints = _checkpoints(session, folder, rules)
+    return Plan(networks, checkpoints, len(spared), sum(row.size for row in spared), too_much)
 
 
 def _networks() -> Any:
@@ -121,16 +132,26 @@ def _networks() -> Any:
         .join(Trial, Trial.id == Artifact.trial_id)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .outerjoin(Result, Result.trial_id == Trial.id)
-        .where(*_removable(), Trial.state.not_in(OPEN_TRIALS), Experiment.state.not_in(OPEN_EXPERIMENTS))
-        .where(Experiment.deleted_at.is_(None))
+        .where(*_removable(), *_final(), Experiment.deleted_at.is_(None))
     )
     return query.order_by(Trial.experiment_id, Artifact.id)
+
+
+def _all_bytes() -> Select[int]:
+    """Bytes of all networks that are there, also of those that cannot go now."""
+    query = select(func.sum(Artifact.size)).join(Trial, Trial.id == Artifact.trial_id)
+    query = query.join(Experiment, Experiment.id == Trial.experiment_id)
+    return query.where(Artifact.kind == MODEL, Artifact.removed_at.is_(None), Experiment.deleted_at.is_(None))
 
 
 def _removable() -> list[ColumnElement[bool]]:
     user = aliased(Trial)
     needed = select(user.source_trial_id).where(user.source_trial_id.is_not(None), user.state.in_(OPEN_TRIALS))
     return [Artifact.kind == MODEL, Artifact.removed_at.is_(None), Artifact.trial_id.not_in(needed)]
+
+
+def _final() -> list[ColumnElement[bool]]:
+    return [Trial.state.not_in(OPEN_TRIALS), Experiment.state.not_in(OPEN_EXPERIMENTS)]
 
 
 def _shown() -> Any:
@@ -171,13 +192,20 @@ def _network(row: Row[Any], reason: str) -> Network:
 
 
 def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> dict[int, int]:
-    """Trial -> bytes of the checkpoints that a final trial left; `days` spares those of a trial that may be retried."""
+    """Trial -> bytes of the checkpoints that a final trial left; `days` spares those of a trial that may be retried.
+
+    Without `days` those of failed trials stay for `RETRIED_WITHIN`: a retry goes on from them.
+    """
     there = folder.checkpointed()
-    before = now() - timedelta(days=rules.days or 0)
+    if rules.days is None:
+        unwanted = or_(Trial.state.not_in(RETRIED_BY_DEFAULT), Trial.finished_at < now() - RETRIED_WITHIN)
+    else:
+        unwanted = Trial.finished_at < now() - timedelta(days=rules.days)
     found: dict[int, int] = {}
     for first in range(0, len(there), _AT_ONCE):
         some = there[first : first + _AT_ONCE]
-        final = select(Trial.id).where(Trial.id.in_(some), Trial.state.not_in(OPEN_TRIALS), Trial.finished_at < before)
+        final = select(Trial.id).join(Experiment, Experiment.id == Trial.experiment_id)
+        final = final.where(Trial.id.in_(some), *_final(), unwanted).order_by(Trial.id)
         for trial_id in session.scalars(final):
             try:
                 found[trial_id] = folder.checkpoint_bytes(trial_id)
@@ -195,21 +223,32 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
     for first in range(0, len(planned.networks), _AT_ONCE):
         some = planned.networks[first : first + _AT_ONCE]
         marked = database.write(partial(_mark, networks=some, force=force, actor=actor))
-        for network in marked:
-            folder.remove(network.path)
-        gone += marked
+        gone += [network for network in marked if _may_remove(folder, network.path)]
     checkpoints = {}
     for trial_id, size in planned.checkpoints.items():
         final = select(Experiment.fence).join(Trial, Trial.experiment_id == Experiment.id)
-        final = final.where(Trial.id == trial_id, Trial.state.not_in(OPEN_TRIALS))
-        final = final.where(Experiment.state.not_in(OPEN_EXPERIMENTS))
+        final = final.where(Trial.id == trial_id, *_final())
         with database.read() as session:
             fence = session.scalar(final)
         if fence is None:
             continue  # retried meanwhile, or may be under this fence; from now on that takes another claim
-        folder.remove_checkpoints(trial_id, fence)
+        try:
+            folder.remove_checkpoints(trial_id, fence)
+        except PermissionError as error:
+            logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
+            continue
         checkpoints[trial_id] = size
-    return Plan(gone, checkpoints, planned.spared, planned.spared_size)
+    return replace(planned, networks=gone, checkpoints=checkpoints)
+
+
+def _may_remove(folder: DataFolder, path: str) -> bool:
+    """Removes a file; one that we may not remove keeps no other from going. Raises `OSError` of any other kind."""
+    try:
+        folder.remove(path)
+    except PermissionError as error:
+        logger.warning("%s stays for now: %s", path, error)
+        return False
+    return True
 
 
 def _mark(session: Session, networks: Sequence[Network], *, force: bool, actor: str) -> list[Network]:
@@ -217,7 +256,9 @@ def _mark(session: Session, networks: Sequence[Network], *, force: bool, actor: 
     there = {}
     for number in sorted({one.experiment_id for one in networks}):
         experiment = session.get(Experiment, number, with_for_update=True, populate_existing=True)
-        if experiment is not None and experiment.deleted_at is None:
+        if experiment is None or experiment.deleted_at is not None:
+            continue
+        if experiment.state not in OPEN_EXPERIMENTS:  # it may have been extended, or retried
             there[number] = experiment
     asked = select(Artifact.id).where(Artifact.id.in_([one.artifact_id for one in networks]), *_removable())
     if not force:
@@ -241,7 +282,4 @@ def finish(database: Database, folder: DataFolder) -> int:
     """Removes the files of networks that were marked by somebody who was killed then; how many there were."""
     with database.read() as session:
         marked = session.scalars(select(Artifact.path).where(Artifact.removed_at.is_not(None))).all()
-    left = folder.there(marked)
-    for path in left:
-        folder.remove(path)
-    return len(left)
+    return sum(_may_remove(folder, path) for path in folder.there(marked))

@@ -9,8 +9,8 @@ from service.errors import UserError
 from service.settings import Settings
 from service.storage import Objects, open_storage
 from service.upkeep.archive import FileEntry, Manifest
-from service.upkeep.files import removed
 from service.upkeep.moves import Move, Moves, ObjectsMove
+from service.upkeep.places import removed
 
 STAGE, TRIALS = "restore.partial", "trials"
 _SPARE_BYTES = 256 * 2**20

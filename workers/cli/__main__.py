@@ -1,5 +1,10 @@
 """The console command `ttsv`: top of the arrow. Commands import what they need when they run: `ttsv ls` is quick."""
 
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+
 import typer
 
 from workers.cli.actions import actions_app
@@ -46,7 +51,19 @@ app.add_typer(keys_app, name="keys")
 
 def main() -> None:
     """Entry point of the `ttsv` command."""
+    _prepare_streams()
     app()
+
+
+def _prepare_streams() -> None:
+    """Lets no name or sign end a command: what a stream's encoding lacks is escaped, what is closed swallows all."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

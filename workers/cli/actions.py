@@ -105,15 +105,22 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete a final experiment with its trials, results and files, for good. Says first what goes, and asks."""
+    from service.errors import UserError
     from workers.cli.findings import size
 
     found = client.delete(experiment_id, dry_run=True)
+    refused = bool(found.shown_on) and not force and not found.deleted
     if not as_json:
         what = f"{found.trials} trials, {found.results} results, {found.files} files ({size(found.size)})"
         typer.echo(f"experiment {found.id} {found.name}: {what}")
+        if dry_run and found.deleted:
+            typer.echo("it is deleted already; a worker removes its files within minutes")
         if found.shown_on:
-            typer.echo(f"its results count on the boards of {', '.join(found.shown_on)}")
+            without = ": it is deleted with --force alone, or after `ttsv archive`" if refused else ""
+            typer.echo(f"its results count on the boards of {', '.join(found.shown_on)}{without}")
     if not dry_run:
+        if refused:  # before anybody is asked
+            raise UserError(f"experiment {found.id}: boards show its results; archive it first, or say --force")
         if not yes and not found.deleted:
             typer.confirm("delete all of it for good?", abort=True, err=True)
         found = client.delete(experiment_id, force=force)
@@ -156,8 +163,10 @@ def events(
         if as_json:
             typer.echo(event.model_dump_json())
             continue
-        about = f"experiment {event.experiment_id}" + (f", trial {event.trial_id}" if event.trial_id else "")
-        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind} ({about}) {json.dumps(event.detail)}")
+        # What was deleted has events no more, and is named by the one that tells of it.
+        number = event.experiment_id or event.detail.get("experiment")
+        about = f" (experiment {number}" + (f", trial {event.trial_id})" if event.trial_id else ")") if number else ""
+        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind}{about} {json.dumps(event.detail)}")
 
 
 def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # imported where they are needed, so that `ttsv --help` is qu
 
 _P = ParamSpec("_P")
 
+LONGEST_DAYS = 100_000
+"""Of what is counted in days: dates end some thousand years from now, and TTSV_RETENTION_DAYS has the same limit."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 ExperimentId = Annotated[int, typer.Argument(help="The experiment's number.", metavar="EXPERIMENT")]
 TrialId = Annotated[int, typer.Argument(help="The trial's number.", metavar="TRIAL")]

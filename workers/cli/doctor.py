@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -94,10 +95,11 @@ def _safely(name: str, look: Look) -> list[Finding]:
 
 def _print(findings: list[Finding]) -> None:
     width = max(len(finding.check) for finding in findings)
+    color = False if os.environ.get("NO_COLOR") else None  # None: in a terminal
     for finding in findings:
         mark = typer.style(f"{finding.status:<7}", fg=_MARKS[finding.status], bold=finding.status is not Status.OK)
-        typer.echo(f"{mark}  {finding.check:<{width}}  {finding.says}")
+        typer.echo(f"{mark}  {finding.check:<{width}}  {finding.says}", color=color)
         if finding.mend is not None:
-            typer.echo(f"{'':{width + 11}}{typer.style(finding.mend, bold=True)}")
+            typer.echo(f"{'':{width + 11}}{typer.style(finding.mend, bold=True)}", color=color)
     count = [sum(finding.status is status for finding in findings) for status in (Status.WRONG, Status.WARNING)]
     typer.echo(f"\n{count[0]} wrong, {count[1]} to look at, {len(findings) - sum(count)} in order")

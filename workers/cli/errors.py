@@ -50,7 +50,8 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):  # `| head` has read enough: no error
         return str(error)
     if isinstance(error, ValidationError):  # of the settings: all else is validated by the service
-        return "; ".join(f"TTSV_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        named = [(f"TTSV_{str(e['loc'][0]).upper()}: " if e["loc"] else "", e["msg"]) for e in error.errors()]
+        return "; ".join(f"{name}{message}" for name, message in named)
     from sqlalchemy.exc import SQLAlchemyError
 
     if isinstance(error, SQLAlchemyError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workers.cli.errors import plain_errors
+from workers.cli.output import is_standard_output, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,9 @@ def evaluate(
         typer.Option(help="Folder for all files: record, results per image, confusion matrix, plots as SVG and PNG."),
     ] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the plots alone.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything here, protocol included.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything here, protocol included; - prints.")
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +101,10 @@ def evaluate(
     for folder in (out, plots, json_file and json_file.parent, state and state.parent):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    data_dir, console = Settings().data_dir, Console()
+    for option, file in (("--json", json_file), ("--state", state)):
+        if file is not None and file.is_dir():
+            raise UserError(f"{option} {file}: is a folder; name a file")
+    data_dir, console = Settings().data_dir, Console(stderr=is_standard_output(json_file))
     steps = evaluation(model, data, data_dir, config, images=images, device=device, state=state, cost="cost" in names)
     try:
         found = _watched(steps, console)
@@ -151,7 +157,7 @@ def _write(found: "Evaluated", json_file: Path | None, out: Path | None, plots: 
     """Writes the record, all files and the plots, each where it was asked for."""
     title = found.subject.data.info.name
     if json_file is not None:
-        json_file.write_text(json.dumps(found.record, indent=1, allow_nan=False) + "\n")
+        write_text(json_file, json.dumps(found.record, indent=1, allow_nan=False) + "\n")
     if out is not None:
         found.write(out, title=title)
         found.draw(out, title=title, suffix=".png")

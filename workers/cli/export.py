@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workers.cli.client_options import ExperimentId, connected
+from workers.cli.output import is_standard_output, write_text
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -49,11 +50,9 @@ def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
     frame = client.results(experiment_id).reset_index().astype(object)
     rows = frame.where(frame.notna(), None).to_numpy().tolist()
     text = to_csv([str(name) for name in frame.columns], [[_cell(value) for value in row] for row in rows])
-    if str(file) == "-":
-        typer.echo(text, nl=False)
-        return
-    file.write_text(text, newline="")
-    typer.echo(f"{len(rows)} trials are in {file}")
+    write_text(file, text)
+    if not is_standard_output(file):
+        typer.echo(f"{len(rows)} trials are in {file}")
 
 
 def _cell(value: Any) -> str | int | float | bool | None:

@@ -1,5 +1,6 @@
 """What `ttsv doctor` finds: one line of each, and the command that mends it."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,5 +63,7 @@ def ago(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes, in MiB or GiB."""
+    """A number of bytes, in the unit that suits it, so that only nothing is 0."""
+    if count < 2**20:
+        return f"{math.ceil(count / 2**10)} KiB"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

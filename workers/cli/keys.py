@@ -1,5 +1,6 @@
 """`ttsv keys`: projects and their keys, straight in the database: whoever can write there is trusted already."""
 
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.client_options import print_table
+from workers.cli.client_options import LONGEST_DAYS, print_table
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def create(
     scope: Annotated[str, typer.Option(help="Some of read, submit, cancel, admin, with commas between.")] = (
         "read,submit,cancel"
     ),
-    days: Annotated[float | None, typer.Option(min=0.01, help="Valid so long; for ever by default.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.01, max=LONGEST_DAYS, help="Valid so long; for ever by default.")
+    ] = None,
 ) -> None:
     """Make a key and print it, this once."""
     from service.access import keys
@@ -37,6 +40,8 @@ def create(
     from service.errors import UserError
     from service.settings import Settings
 
+    _refuse_unfit("PROJECT", project)
+    _refuse_unfit("--owner", owner)
     known = [s.value for s in Scope]
     chosen = [name.strip() for name in scope.split(",")]
     if wrong := [name for name in chosen if name not in known]:
@@ -87,13 +92,16 @@ def revoke(key_id: Annotated[str, typer.Argument(help="As `ttsv keys ls` lists i
 @plain_errors
 def project(
     name: Project,
-    max_queued_trials: Annotated[int | None, typer.Option(min=0, help="Trials that may wait or run.")] = None,
-    max_gpu_hours: Annotated[float | None, typer.Option(min=0, help="GPU-hours in all.")] = None,
+    max_queued_trials: Annotated[
+        int | None, typer.Option(min=0, max=10_000_000, help="Trials that may wait or run.")
+    ] = None,
+    max_gpu_hours: Annotated[float | None, typer.Option(min=0, max=1e9, help="GPU-hours in all.")] = None,
     weight: Annotated[float, typer.Option(min=0.001, max=1000, help="Of its share of the cluster.")] = 1.0,
 ) -> None:
     """Make a project, or set its quotas and weight anew (quotas left out are none)."""
     from service.access import keys
 
+    _refuse_unfit("PROJECT", name)
     with _database() as database:
 
         def work(session: "Session") -> None:
@@ -109,6 +117,17 @@ def project(
 
         database.write(work)
     typer.echo(f"project {name}: {max_queued_trials} trials, {max_gpu_hours} GPU-hours (None: no limit)")
+
+
+def _refuse_unfit(what: str, name: str) -> None:
+    """Raises `UserError` for a name that the API would not take either."""
+    from service.errors import UserError
+    from service.specs.patterns import LONGEST_NAME, NAME, WORDS
+
+    if not name or len(name) > LONGEST_NAME:
+        raise UserError(f"{what}: must have 1 to {LONGEST_NAME} characters, not {len(name)}")
+    if re.fullmatch(NAME, name) is None:
+        raise UserError(f"{what} {name!r}: {WORDS[NAME]}")
 
 
 @contextmanager

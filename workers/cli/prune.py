@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.client_options import Json, print_table
+from workers.cli.client_options import LONGEST_DAYS, Json, print_table
 from workers.cli.errors import plain_errors
 from workers.cli.findings import size
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @plain_errors
 def prune(
     older_than: Annotated[
-        float | None, typer.Option(min=0, help="Networks of trials that ended more than so many days ago.")
+        float | None,
+        typer.Option(min=0, max=LONGEST_DAYS, help="Networks of trials that ended more than so many days ago."),
     ] = None,
     best: Annotated[
         int | None, typer.Option(min=0, help="All but so many networks of each experiment, the best by accuracy.")
@@ -58,11 +59,18 @@ def prune(
         if not dry_run and (found.networks or found.checkpoints):
             if not yes:
                 typer.confirm(f"remove {size(found.size)} for good?", abort=True, err=True)
-            found = retention.prune(database, folder, found, force=force)
+            listed, found = found, retention.prune(database, folder, found, force=force)
+            kept = len(listed.networks) - len(found.networks) + len(listed.checkpoints) - len(found.checkpoints)
             if not as_json:
                 typer.echo(f"removed: {_summary(found)}")
+            if kept:
+                why = "it is needed or shown by now, gone already, or may not be removed"
+                typer.echo(f"ttsv: warning: {kept} of what was listed this did not remove: {why}", err=True)
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"size": found.size, "removed": not dry_run}, indent=2, default=str))
+    if found.too_much:
+        over = f"networks have {size(found.too_much)} more than is allowed"
+        typer.echo(f"ttsv: warning: {over}: boards show them, or what runs or waits needs them", err=True)
 
 
 def _summary(found: "Plan") -> str:

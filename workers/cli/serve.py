@@ -18,7 +18,11 @@ serve_app = typer.Typer()
 
 @serve_app.command()
 @plain_errors
-def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0 picks a free one.")] = None) -> None:
+def serve(
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Instead of TTSV_PORT; 0 picks a free one.")
+    ] = None,
+) -> None:
     """Migrate, then serve the API and one worker until Ctrl-C."""
     from service.settings import Settings
     from workers.worker.single_machine import LocalStack

@@ -8,6 +8,7 @@ import typer
 
 from ttsv.errors import ConfigError
 from workers.cli.errors import plain_errors
+from workers.cli.output import is_standard_output, write_text, written_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,7 @@ def spectrum(
     input_size: Annotated[
         str | None, typer.Option(help="Pixels a side, such as 32, or per axis, 32x48, instead of the trial's.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every singular value here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every singular value here; - prints.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw every layer's spectrum here, .png or .svg.")] = None,
 ) -> None:
     """Show the singular values of every layer of a saved network."""
@@ -31,13 +32,16 @@ def spectrum(
 
     spectra = saved_spectra(model, None if input_size is None else _pixels(input_size))
     if json_file is not None:
-        json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
+        write_text(json_file, json.dumps(spectra.to_json(), indent=1) + "\n")
     if plot is not None:
         from ttsv.evaluation.plots import plot_spectra
 
-        plot_spectra({layer.name: layer.values for layer in spectra.layers}, plot, str(model))
+        if plot.suffix.lower() not in (".png", ".svg"):
+            raise ConfigError("--plot", str(plot), "must end in .png or .svg")
+        with written_whole(plot) as part:
+            plot_spectra({layer.name: layer.values for layer in spectra.layers}, part, str(model))
     # The table is wide: on a narrow terminal, or into a file, its lines are kept whole.
-    Console(width=max(Console().width, 160)).print(spectra_table(spectra))
+    Console(width=max(Console().width, 160), stderr=is_standard_output(json_file)).print(spectra_table(spectra))
 
 
 def _pixels(text: str) -> int | tuple[int, ...]:

@@ -52,7 +52,10 @@ class Upkeep:
 
     def _run(self) -> None:
         retain_after, begun = 0.0, False
+        finish_after = time.monotonic() + RETAIN_SECONDS
         while not self._over.wait(LOOK_SECONDS if begun else 0):
+            if time.monotonic() >= finish_after:  # a command may have been killed in the middle of its removal
+                self._finished, finish_after = False, time.monotonic() + RETAIN_SECONDS
             try:
                 self.tidy(first=not self._finished)
                 self.sweep()
@@ -66,7 +69,7 @@ class Upkeep:
             begun = True
 
     def tidy(self, *, first: bool = False) -> None:
-        """Removes what was deleted; at first also files whose removal somebody left half done."""
+        """Removes what was deleted; at `first`, and every hour, also files whose removal somebody left half done."""
         try:
             folder = DataFolder.of(self._settings)
             remove_marked(self._database, folder)
@@ -84,7 +87,10 @@ class Upkeep:
         try:
             kept = open_kept(self._settings.data_dir, self._settings.storage)
             for trial_id, fence in cancelled:  # of which some may be retried, and at work again, before their turn
-                remove_checkpoints(kept, trial_id, fence)
+                try:
+                    remove_checkpoints(kept, trial_id, fence)
+                except PermissionError as error:  # which keeps no other trial's from going
+                    logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
         except OSError as error:
             logger.warning("checkpoints of cancelled trials stay for now: %s", error)
         else:
@@ -100,6 +106,9 @@ class Upkeep:
         except OSError as error:
             logger.warning("files stay for now: %s", error)
             return
+        if planned.too_much:
+            over, who = planned.too_much / 2**30, "boards show them, or what runs or waits needs them"
+            logger.warning("networks have %.1f GiB more than TTSV_RETENTION_GIB: %s", over, who)
         if done.networks or done.checkpoints:
             facts = len(done.networks), len(done.checkpoints), done.size // 2**20
             logger.info("retention removed %d networks and the checkpoints of %d trials: %d MiB", *facts)

@@ -1,5 +1,6 @@
 """Deleted experiments: refused, out of sight at once, gone with their files whoever is killed on the way."""
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -195,6 +196,16 @@ class TestDeleted:
         assert count(marked, Artifact) == 1
         assert remove_marked(marked, folder) == 1
 
+    def test_rows_stay_where_the_folder_of_all_trials_is_a_link(self, marked: Database, folder: DataFolder) -> None:
+        settle(marked)
+        (folder.path / "trials").rename(folder.path / "elsewhere")
+        (folder.path / "trials").symlink_to("elsewhere")
+        assert remove_marked(marked, folder) == 0
+        assert count(marked, Result) == 2
+        with pytest.raises(OSError, match="is a link"):  # also of trials that left no file
+            folder.remove_trial(1)
+        assert (folder.path / "elsewhere/1").exists()
+
     def test_a_link_is_removed_and_not_followed(self, marked: Database, folder: DataFolder, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
@@ -205,6 +216,26 @@ class TestDeleted:
         assert remove_marked(marked, folder) == 1
         assert (outside / "precious").exists()
         assert not (folder.path / "trials/2").is_symlink()
+
+    def test_what_another_worker_takes_first_leaves_nothing_of_the_rest(
+        self, marked: Database, folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A file that is gone in the middle of a folder ended the removal, and the rows went without the rest."""
+        (folder.path / "trials/1/1/inner").mkdir()
+        (folder.path / "trials/1/1/inner/file").touch()
+        settle(marked)
+        genuine, taken = os.unlink, list[Any]()
+
+        def taken_first(path: Any, **options: Any) -> None:
+            if not taken:
+                taken.append(path)
+                genuine(path, **options)
+            genuine(path, **options)
+
+        monkeypatch.setattr("os.unlink", taken_first)
+        assert remove_marked(marked, folder) == 1
+        assert taken
+        assert not (folder.path / "trials/1").exists()
 
     def test_a_project_s_quota_counts_its_hours_still(
         self, database: Database, folder: DataFolder, submit: Callable[..., int]
@@ -291,7 +322,7 @@ class TestApi:
         assert full.get(f"/v1/experiments/{EVALUATING}").status_code == 200
 
 
-def test_the_command_asks_first(server: str, sqlite_url: str) -> None:
+def test_the_command_asks_first(server: str, sqlite_url: str, tmp_path: Path) -> None:
     database = Database(sqlite_url)
     Installation(database).live()
 
@@ -304,5 +335,16 @@ def test_the_command_asks_first(server: str, sqlite_url: str) -> None:
     run("3", answer="n\n", code=1)
     assert count(database, Experiment) == 3
     assert "experiment 3 is deleted" in run("3", answer="y\n").stdout
+    assert "it is deleted already" in run("3", "--dry-run").stdout
     assert "cancel it first" not in run("2", "--yes", "--json").stdout
+    assert "3 evaluates its networks, and is being deleted" in run("1", "--dry-run", code=1).stderr
+    settle(database)
+    remove_marked(database, DataFolder(tmp_path))
+    assert "deleted with --force alone" in run("1", "--dry-run").stdout
+    refused = run("1", answer="y\n", code=1)
+    assert "say --force" in refused.stderr
+    assert "for good?" not in refused.output, "what is refused anyway is not asked for"
+    assert "experiment 1 is deleted" in run("1", "--force", answer="y\n").stdout
+    told = CliRunner().invoke(app, ["events"], env={"TTSV_URL": server}).stdout
+    assert "anonymous: deleted (experiment 1) {" in told
     database.close()

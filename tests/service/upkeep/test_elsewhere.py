@@ -26,8 +26,9 @@ from service.storage import Folder, Objects, Store
 from service.upkeep import restore
 from service.upkeep.backup import back_up
 from service.upkeep.deletion import mark, remove_marked
-from service.upkeep.files import Bucket, DataFolder, Disk
+from service.upkeep.files import DataFolder
 from service.upkeep.moves import Journal, Move
+from service.upkeep.places import Bucket, Disk
 from service.upkeep.retention import Rules, finish, plan, prune
 from service.upkeep.target import Target
 from tests.held import under
@@ -327,7 +328,7 @@ class TestDeletion:
         before = in_store(kept)
         with monkeypatch.context() as patch:
             patch.setattr(Objects, "remove", away)
-            patch.setattr("service.upkeep.files.removed", away)
+            patch.setattr("service.upkeep.places.removed", away)
             assert remove_marked(lived, DataFolder.of(kept)) == 0
         assert in_store(kept) == before
         assert remove_marked(lived, DataFolder.of(kept)) == 1
@@ -373,12 +374,40 @@ class TestRetention:
         self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One listing of the store serves where there are many."""
-        monkeypatch.setattr("service.upkeep.files._MOST_QUESTIONS", 0)
+        monkeypatch.setattr("service.upkeep.places._MOST_QUESTIONS", 0)
         folder, paths = DataFolder.of(kept), set(artifacts(lived))
+        listings, genuine = list[str](), Bucket.below
+
+        def listed(here: Bucket, name: str) -> dict[str, int]:
+            listings.append(name)
+            return genuine(here, name)
+
+        monkeypatch.setattr(Bucket, "below", listed)
+        everything = sorted(in_store(kept))
+        assert folder.there([*everything, "trials/999/1/model.safetensors"]) == everything
+        assert len(everything) > 1
+        assert len(listings) == isinstance(folder.kept, Bucket)
         lived.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
         assert finish(lived, folder) == len(paths)
         assert in_store(kept).keys().isdisjoint(paths)
         assert finish(lived, folder) == 0
+
+    def test_a_store_that_is_away_when_a_worker_begins_is_asked_again(
+        self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(*_: Any) -> None:
+            raise OSError("the store is away")
+
+        path = next(path for path in artifacts(lived) if path in in_store(kept))
+        lived.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
+        upkeep = Upkeep(kept, lived)
+        with monkeypatch.context() as patch:
+            for place in (Bucket, Disk):
+                patch.setattr(place, "there", away)
+            upkeep.tidy(first=True)
+        assert path in in_store(kept)
+        upkeep.tidy(first=not upkeep._finished)
+        assert path not in in_store(kept)
 
     def test_the_worker_tidies(self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(upkeep_of_worker, "LOOK_SECONDS", 0.05)

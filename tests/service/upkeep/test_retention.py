@@ -1,10 +1,13 @@
 """Retention: which networks go by which rule, what stays without force, and who is killed on the way."""
 
 import json
+import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +118,21 @@ class TestRules:
         assert going(database, folder, gib=3.5) == [*old, young[0]]
         assert going(database, folder, gib=4, best=1) == [young[0], young[2], young[3], old[0]]
 
+    def test_what_cannot_go_counts_towards_the_limit(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """Networks of an experiment that was extended fill the disk as all others do."""
+        old, extended = grown((0.1, 0.2, 0.3), days=9), grown((0.4, 0.5))
+        with database.read() as session:
+            number = session.get_one(Trial, extended[0]).experiment_id
+        queued = update(Experiment).where(Experiment.id == number).values(state="queued")
+        database.write(lambda session: session.execute(queued))
+        found = planned(database, folder, gib=4)
+        assert ([one.trial_id for one in found.networks], found.too_much) == (old[:1], 0)
+        found = planned(database, folder, gib=1.5)
+        assert ([one.trial_id for one in found.networks], found.too_much) == (old, GIB // 2)
+        assert planned(database, folder, gib=float("inf")).too_much == 0
+
     def test_what_boards_show_stays_without_force(
         self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
     ) -> None:
@@ -193,6 +211,78 @@ class TestPruned:
         assert prune(database, folder, found).networks == []
         assert all((folder.path / f"trials/{one}/1/model.safetensors").exists() for one in trials)
 
+    def test_what_was_extended_by_now_stays(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        grown()
+        found = planned(database, folder, best=0)
+        database.write(lambda session: session.execute(update(Experiment).values(state="queued")))
+        assert prune(database, folder, found).networks == []
+
+    def test_one_file_that_may_not_be_removed_keeps_no_other(
+        self,
+        database: Database,
+        folder: DataFolder,
+        grown: Callable[..., list[int]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Neither now nor when what is left is finished later."""
+        first, *others = grown()
+        for trial_id in (first, *others):
+            write_checkpoint(folder.path / f"trials/{trial_id}/1/checkpoints", 1)
+        genuine, genuine_checkpoints = DataFolder.remove, DataFolder.remove_checkpoints
+
+        def refused(here: DataFolder, path: str) -> None:
+            if path.startswith(f"trials/{first}/"):
+                raise PermissionError("not ours")
+            genuine(here, path)
+
+        def refused_checkpoints(here: DataFolder, trial_id: int, fence: int) -> None:
+            if trial_id == first:
+                raise PermissionError("not ours")
+            genuine_checkpoints(here, trial_id, fence)
+
+        monkeypatch.setattr(DataFolder, "remove", refused)
+        monkeypatch.setattr(DataFolder, "remove_checkpoints", refused_checkpoints)
+        done = prune(database, folder, planned(database, folder, best=0))
+        assert [one.trial_id for one in done.networks] == others
+        assert list(done.checkpoints) == others
+        (folder.path / f"trials/{others[-1]}/1/model.safetensors").touch()
+        assert finish(database, folder) == 1
+        monkeypatch.setattr(DataFolder, "remove", genuine)
+        assert finish(database, folder) == 1
+
+    def test_nothing_is_marked_where_the_folder_of_all_trials_is_a_link(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """Nothing behind it is removed, so that neither the list nor the removal may say so."""
+        grown()
+        found = planned(database, folder, best=0)
+        (folder.path / "trials").rename(folder.path / "elsewhere")
+        (folder.path / "trials").symlink_to("elsewhere")
+        with pytest.raises(OSError, match="is a link"):
+            planned(database, folder, best=0)
+        with pytest.raises(OSError, match="is a link"):
+            prune(database, folder, found)
+        with database.read() as session:
+            assert session.scalar(select(func.count()).where(Artifact.removed_at.is_not(None))) == 0
+
+    def test_nothing_is_marked_on_a_disk_that_is_read_only(
+        self,
+        database: Database,
+        folder: DataFolder,
+        grown: Callable[..., list[int]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A network that is marked is as good as gone, and this one would stay."""
+        grown()
+        found = planned(database, folder, best=0)
+        monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+        with pytest.raises(OSError, match="read-only"):
+            prune(database, folder, found)
+        with database.read() as session:
+            assert session.scalar(select(func.count()).where(Artifact.removed_at.is_not(None))) == 0
+
     def test_what_is_deleted_by_now_is_left_to_that(
         self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
     ) -> None:
@@ -253,6 +343,10 @@ class TestPruned:
             waiting = session.scalars(select(Trial.id).where(Trial.experiment_id == number)).one()
         for one in (trial_id, waiting):
             write_checkpoint(folder.path / f"trials/{one}/1/checkpoints", 1)
+        states = update(Experiment).where(Experiment.id != number)
+        database.write(lambda session: session.execute(states.values(state="queued")))
+        assert planned(database, folder, days=5).checkpoints == {}, "its trials may be retried at any moment"
+        database.write(lambda session: session.execute(states.values(state="succeeded")))
         found = planned(database, folder, days=5)
         assert list(found.checkpoints) == [trial_id]
         assert found.checkpoints[trial_id] > 7
@@ -266,6 +360,20 @@ class TestPruned:
         assert not (folder.path / f"trials/{trial_id}/1/checkpoints").exists()
         assert (folder.path / f"trials/{trial_id}/99/checkpoints").exists()
         assert (folder.path / f"trials/{waiting}/1/checkpoints").exists()
+
+    def test_those_of_failed_trials_stay_for_a_week_without_an_age(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """A rule about networks alone, kept by a worker every hour, would have a retry begin anew."""
+        (older, *_), (failed, diverged, *_) = grown(days=8), grown(days=6)
+        for one in (older, failed, diverged):
+            write_checkpoint(folder.path / f"trials/{one}/1/checkpoints", 1)
+        for those, state in (((older, failed), TrialState.FAILED), ((diverged,), TrialState.DIVERGED)):
+            ended = update(Trial).where(Trial.id.in_(those)).values(state=state)
+            with database.writer.begin() as connection:
+                connection.execute(ended)
+        assert list(planned(database, folder, best=9).checkpoints) == [older, diverged]
+        assert list(planned(database, folder, best=9, days=5).checkpoints) == [older, failed, diverged]
 
 
 def test_the_worker_does_it_by_itself(
@@ -298,6 +406,26 @@ def test_a_worker_that_begins_in_an_outage_finishes_what_was_left_after_it(
     with Upkeep(source, database):
         time.sleep(0.5)
     assert len(tries) == 2, "once more, and when it is done no more"
+
+
+def test_what_a_command_leaves_half_done_is_finished_while_the_worker_lives(
+    database: Database, source: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no rule has the worker remove anything by itself."""
+    monkeypatch.setattr("workers.worker.upkeep.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("workers.worker.upkeep.RETAIN_SECONDS", 0.05)
+    tries, enough = list[int](), threading.Event()
+
+    def counted(*_: Any) -> int:
+        tries.append(1)
+        if len(tries) == 3:
+            enough.set()
+        return 0
+
+    monkeypatch.setattr("workers.worker.upkeep.finish", counted)
+    monkeypatch.setattr(Upkeep, "sweep", lambda _: None)
+    with Upkeep(source, database):
+        assert enough.wait(10)
 
 
 def test_the_worker_s_loop_does_all_of_it(
@@ -383,3 +511,45 @@ def test_the_command_lists_first(database: Database, source: Settings, grown: Ca
     assert (len(found["networks"]), found["size"], found["removed"]) == (3, 3 * GIB, True)
     assert not (source.data_dir / f"trials/{trials[0]}/1/model.safetensors").exists()
     assert "1 networks" in run("--yes", TTSV_RETENTION_BEST="0").stdout
+
+
+def test_a_limit_that_cannot_be_met_is_said(
+    database: Database,
+    source: Settings,
+    grown: Callable[..., list[int]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the command, which says also what was listed and stays, and by workers."""
+    grown((0.1, 0.2), archived=False)
+    env = {"TTSV_DATA_DIR": str(source.data_dir), "TTSV_DATABASE_URL": source.database_url}
+    done = CliRunner().invoke(app, ["prune", "--size", "0.5", "--yes", "--json"], env=env)
+    assert (done.exit_code, json.loads(done.stdout)["too_much"]) == (0, 3 * GIB // 2)
+    assert "networks have 1.5 GiB more than is allowed" in done.stderr
+    Upkeep(source.model_copy(update={"retention_gib": 0.5}), database).retain()
+    assert "networks have 1.5 GiB more than TTSV_RETENTION_GIB" in caplog.text
+
+    def refused(*_: Any) -> None:
+        raise PermissionError("not ours")
+
+    monkeypatch.setattr(DataFolder, "remove", refused)
+    done = CliRunner().invoke(app, ["prune", "--best", "1", "--force", "--yes"], env=env)
+    assert "removed: 0 networks" in done.stdout
+    assert "1 of what was listed this did not remove" in done.stderr
+
+
+def test_one_folder_that_may_not_be_removed_keeps_no_other_of_what_was_cancelled(
+    database: Database, source: Settings, submit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = submit(seeds=3)
+    database.write(lambda session: actions.cancel(session, number))
+    removed: list[int] = []
+
+    def refused_at_first(_: Any, trial_id: int, __: int) -> None:
+        removed.append(trial_id)
+        if len(removed) == 1:
+            raise PermissionError("not ours")
+
+    monkeypatch.setattr("workers.worker.upkeep.remove_checkpoints", refused_at_first)
+    Upkeep(source, database).sweep()
+    assert len(removed) == 3

@@ -18,7 +18,8 @@ from service.settings import Settings
 from service.upkeep import backup, retention
 from service.upkeep.archive import WritingError
 from service.upkeep.backup import back_up
-from service.upkeep.files import DataFolder, Disk
+from service.upkeep.files import DataFolder
+from service.upkeep.places import Disk
 from service.upkeep.retention import Rules
 from tests.service.upkeep.conftest import write_checkpoint
 

@@ -119,6 +119,7 @@ class TestFindings:
             "2 d",
         ]
         assert [size(count) for count in (2**20, 2**30, 1.5 * 2**40)] == ["1 MiB", "1.0 GiB", "1536.0 GiB"]
+        assert [size(count) for count in (0, 1, 14_200, 2**20 - 1)] == ["0 KiB", "1 KiB", "14 KiB", "1024 KiB"]
 
 
 class TestSettings:
@@ -744,3 +745,12 @@ class TestCommand:
         findings = doctor.examine(deep=False)
         is_wrong(findings, "could not be looked at: ZeroDivisionError", "report this of `versions`")
         is_ok(findings, "no nvidia-smi")
+
+
+@pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
+def test_colours_are_left_out_where_nobody_wants_them(
+    monkeypatch: pytest.MonkeyPatch, no_color: str, escapes: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("workers.cli.doctor.examine", lambda **_: [Check("disk").warning("it is nearly full", "rm x")])
+    assert ("\x1b[" in CliRunner().invoke(app, ["doctor"], color=True).stdout) == escapes

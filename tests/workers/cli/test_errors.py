@@ -1,7 +1,10 @@
 """What a command says where it fails."""
 
+from typing import Self
+
 import pytest
 import typer
+from pydantic import BaseModel, model_validator
 
 from workers.cli.errors import plain_errors
 
@@ -27,3 +30,18 @@ def test_what_is_no_failure_of_the_users_goes_on(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         command()
+
+
+def test_settings_that_do_not_go_together_belong_to_no_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    class Both(BaseModel):
+        @model_validator(mode="after")
+        def _refuse(self) -> Self:
+            raise ValueError("neither goes with the other")
+
+    @plain_errors
+    def command() -> None:
+        Both()
+
+    with pytest.raises(typer.Exit):
+        command()
+    assert capsys.readouterr().err == "ttsv: Value error, neither goes with the other\n"

@@ -151,3 +151,17 @@ def test_refusals(folder: Path, options: tuple[str, ...], message: str) -> None:
     refused = run(folder, "--images", "2", *options)
     assert refused.exit_code == 1
     assert message in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("option", ["--json", "--state"])
+def test_a_folder_is_no_file_which_is_said_before_hours_go_into_it(folder: Path, tmp_path: Path, option: str) -> None:
+    done = run(folder, "--metrics", "autoattack", option, str(tmp_path))
+    assert (done.exit_code, done.stderr) == (1, f"ttsv: {option} {tmp_path}: is a folder; name a file\n")
+
+
+def test_json_alone_is_printed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(folder, "--metrics", "calibration", "--images", "5", "--json", "-")
+    assert "accuracy" in json.loads(done.stdout)["results"]
+    assert "checked: " in done.stderr
+    assert not Path("-").exists()

@@ -63,3 +63,30 @@ def test_what_the_user_can_mend_is_one_line(saved: Path, tmp_path: Path) -> None
     saved.write_bytes(saved.read_bytes() + b"0")
     result = CliRunner().invoke(app, ["spectrum", str(saved)])
     assert "is cut or altered" in result.stderr
+
+
+def test_a_file_that_is_there_stays_where_writing_fails(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, picture = tmp_path / "spectra.json", tmp_path / "spectra.svg"
+    for file in (numbers, picture):
+        file.write_text("old")
+
+    def full(_: object, path: Path, *__: object) -> None:
+        path.write_bytes(b"ha")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ttsv.evaluation.plots.plot_spectra", full)
+    result = CliRunner().invoke(app, ["spectrum", str(saved), "--plot", str(picture)])
+    assert (result.exit_code, picture.read_text()) == (1, "old")
+    monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: full(_, path))
+    result = CliRunner().invoke(app, ["spectrum", str(saved), "--json", str(numbers)])
+    assert (result.exit_code, numbers.read_text()) == (1, "old")
+
+
+def test_json_alone_is_printed(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["spectrum", str(saved), "--json", "-"])
+    assert json.loads(result.stdout) == json.loads(json.dumps(saved_spectra(saved, None).to_json()))
+    assert "conv1" in result.stderr
+    assert not Path("-").exists()
