@@ -15,6 +15,7 @@ from service.leaderboards.boards import PaperReference, Printed
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Record, differences
 from service.paper.presets import PAPER, Preset, PresetGrid, preset_spec, smaller
+from service.paper.presets import Protocol as PresetProtocol
 from service.specs.columns import value_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
@@ -274,8 +275,18 @@ def _table(name: str, data: _TableFields) -> PaperTable:
 
 
 def _points(preset: str) -> Iterator[tuple[TrialFields, TrialFields]]:
-    """The preset's rows in order, seeds apart: each configuration with its small stand-in."""
-    spec = preset_spec(preset)
+    """The preset's rows in the text's order, seeds apart: each configuration with its small stand-in.
+
+    The configurations are those of the authors' programs; a row that these lack has the text's.
+    """
+    programs = {headline(config): (config, smoke) for config, smoke in _points_by(preset, PresetProtocol.CODE)}
+    for point in _points_by(preset, PresetProtocol.TEXT):
+        yield programs.get(headline(point[0]), point)
+
+
+def _points_by(preset: str, protocol: PresetProtocol) -> Iterator[tuple[TrialFields, TrialFields]]:
+    """The same by one protocol, in its own order."""
+    spec = preset_spec(preset, protocol=protocol)
     axes = {path: values for path, values in spec["grid"].items() if path != "seed"}
     for variant, point in itertools.product(spec["variants"], itertools.product(*axes.values())):
         one: PresetGrid = {
