@@ -30,7 +30,8 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
         return []
     sign = 1 if metric.more_is_better else -1
     unit = unit_of(metric, [one.mean for one in known])
-    form, factor = f".{unit.decimals}f", sign * unit.factor
+    scale = _scale(known)
+    form, factor = f".{unit.decimals}f", sign * unit.factor / scale
 
     @cache
     def printed(mean: float) -> str:
@@ -38,7 +39,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
 
     # Plain tuples, and printed only where it decides: a page of a board has forty columns.
     rows: list[_Row] = [
-        (sign * one.mean, one.std**2 / one.seeds, one.seeds - 1, index)
+        (sign * one.mean * scale, (one.std * scale) ** 2 / one.seeds, one.seeds - 1, index)
         for index, one in enumerate(measured)
         if one is not None and one.std is not None
     ]
@@ -99,9 +100,18 @@ def _is_beaten(
     return False
 
 
-def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
-    assert std is not None, "of one seed nothing is tested"
-    return mean, std**2 / seeds, seeds - 1
+def _scale(measured: Iterable[Measure]) -> float:
+    """The power of two that brings the largest of the values near 1: a deep network's bound has no square in float64.
+
+    Nothing is rounded by it.
+    """
+    largest = max(max(abs(one.mean), one.std or 0.0) for one in measured)
+    return math.ldexp(1.0, -max(-1000, min(1000, math.frexp(largest)[1])))
+
+
+def _error_of(one: Measure, scale: float) -> _Error:
+    assert one.std is not None, "of one seed nothing is tested"
+    return one.mean * scale, (one.std * scale) ** 2 / one.seeds, one.seeds - 1
 
 
 def _differ(one: _Error | _Row, other: _Error | _Row) -> bool:
@@ -143,7 +153,8 @@ def chance(one: Measure, other: Measure) -> float:
 
     Values that do not deviate at all differ for certain where their means do.
     """
-    return _chance(*_statistic(*(_error_of(each.seeds, each.mean, each.std) for each in (one, other))))
+    scale = _scale((one, other))
+    return _chance(*_statistic(_error_of(one, scale), _error_of(other, scale)))
 
 
 def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:
@@ -153,7 +164,8 @@ def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:
         return 0.0, 1.0
     if error <= 0:
         return math.inf, 1.0
-    return apart**2 / error, error**2 / (one[1] ** 2 / one[2] + other[1] ** 2 / other[2])
+    # By shares of the error, whose own square may be no number.
+    return apart**2 / error, 1 / ((one[1] / error) ** 2 / one[2] + (other[1] / error) ** 2 / other[2])
 
 
 def _chance(t2: float, freedom: float) -> float:
