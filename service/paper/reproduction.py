@@ -22,10 +22,10 @@ from ttsv.config.fields import TrialFields
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: as printed (nothing beside small stand-ins), and as measured. `status` is "complete", or what is missing.
+    """One row: as printed, and as measured. `status` is "complete", or what is missing.
 
     `speedup` is the time of the uncompressed network's row over that of this one, `memory_saving` the memory. `notes`:
-    in what the two differ, what all rows share aside.
+    in what the two differ, what all rows share aside. `paper` is empty beside small stand-ins.
     """
 
     labels: Mapping[str, Label]

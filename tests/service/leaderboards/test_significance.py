@@ -38,8 +38,9 @@ def test_means_without_deviation_differ_for_certain_or_not_at_all() -> None:
 @example(one=Measure(3, 0.5, 0.1, 0.5, 0.5), other=Measure(3, 0.9, 0.1, 0.9, 0.9), power=-400, metric="lipschitz_bound")
 def test_the_size_of_values_decides_nothing(one: Measure, other: Measure, power: int, metric: str) -> None:
     """Squares of a deep network's bounds are beyond float64, those of its smallest values below."""
-    sized = [Measure(each.seeds, *(2.0**power * value for value in each[1:])) for each in (one, other)]
-    assert chance(*sized) == pytest.approx(chance(one, other), rel=1e-9, abs=1e-12)
+    size = 2.0**power
+    sized = [Measure(n, mean * size, (std or 0.0) * size, 0.0, size) for n, mean, std, _, _ in (one, other)]
+    assert chance(sized[0], sized[1]) == pytest.approx(chance(one, other), rel=1e-9, abs=1e-12)
     found = unbeaten(sized, Metric(metric))
     if power >= 0 and chance(one, other) < 0.9 * LEVEL and abs(one.mean - other.mean) > 0.01:
         assert found == [min((0, 1), key=lambda place: (one, other)[place].mean)]
