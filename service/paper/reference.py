@@ -64,7 +64,8 @@ class PrintedRow:
 class PaperTable:
     """A table or figure. `columns` are metrics and `RATIOS`; `ratios` names the metric that each of these compares.
 
-    `beside`: what the rows' values are, the paper's printed ones ("paper") or those that its formulas predict.
+    `beside`: what the rows' values are, the paper's printed ones ("paper") or those that its formulas predict. `note`:
+    what must be known of its rows.
     """
 
     name: str
@@ -75,6 +76,7 @@ class PaperTable:
     ratios: dict[str, Metric]
     ratio_notes: tuple[str, ...]
     beside: str
+    note: str | None
     rows: tuple[PrintedRow, ...]
 
 
@@ -188,6 +190,7 @@ class _TableFields(TypedDict):
     speedup_note: NotRequired[str]
     memory_saving: NotRequired[str]
     memory_saving_note: NotRequired[str]
+    note: NotRequired[str]
 
 
 class _ProtocolFields(TypedDict):
@@ -270,6 +273,7 @@ def _table(name: str, data: _TableFields) -> PaperTable:
         {ratio: Metric(metric) for ratio, metric in ratios.items() if metric is not None},
         tuple(f"{ratio.replace('_', ' ')}: {note}" for ratio, note in ratio_notes.items() if note is not None),
         data.get("beside", "paper"),
+        data.get("note"),
         tuple(rows),
     )
 

@@ -114,6 +114,8 @@ def reproduce(
     rows, notes = _shared(rows)
     if table.ratios:
         notes = [*table.ratio_notes, *_machines(session, itertools.chain(*results.values())), *notes]
+    if table.note is not None:
+        notes = [table.note, *notes]
     if smoke:
         notes = ["scale smoke: small networks on synthetic images, which measure nothing", *notes]
     labels, columns = list(table.labels), list(table.columns)
