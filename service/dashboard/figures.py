@@ -76,7 +76,7 @@ def show(page: Show, database: Db, who: Reader, asked: Asked) -> HTMLResponse:
         figure=figure,
         picture=draw(figure).svg(),
         behind=_behind(figure),
-        notes=[*found.notes, *printed_notes(paper_table(asked.paper, found.name))],
+        notes=[*found.notes, *([] if asked.smoke else printed_notes(paper_table(asked.paper, found.name)))],
         paper=asked.paper,
         scale=asked.scale,
         smoke=asked.smoke,
@@ -182,7 +182,8 @@ def _panel(figure: PaperFigure, panel: Panel, left: float, top: float) -> list[P
     shapes.append(Words(start - 7, low + 12, "none", "quiet", 11, "end"))
     if y is None:
         middle = (start + end) / 2, (low + high) / 2
-        shapes.append(Words(*middle, "nothing measured here; no number is printed", "quiet", 12, "middle"))
+        said = "nothing measured here" + ("" if figure.smoke else "; no number is printed")
+        shapes.append(Words(*middle, said, "quiet", 12, "middle"))
     else:
         shapes += [_theirs(figure, panel, point, x, y) for point in panel.points if point.printed]
     for point in panel.points:

@@ -359,8 +359,9 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
     measured = [one for _, _, one in rows]
     count = sum([one[0] for one in measured])
     mean = math.fsum([some * one for some, one, _, _ in measured]) / count
-    squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for some, one, std, _ in measured]
-    std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
+    within = [math.sqrt(some - 1) * (std or 0.0) for some, _, std, _ in measured]
+    between = [math.sqrt(some) * (one - mean) for some, one, _, _ in measured]
+    std = math.hypot(*within, *between) / math.sqrt(count - 1) if count > 1 else None
     trials = sum([row[1] for row in rows]) + lacking
     return {
         "mean": mean,
@@ -391,7 +392,7 @@ def changes_from(baseline: Measures, metrics: Measures, names: Iterable[str]) ->
         ours, theirs = metrics[name], baseline[name]
         error = None
         if ours.std is not None and theirs.std is not None:
-            error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
+            error = math.hypot(ours.std / math.sqrt(ours.seeds), theirs.std / math.sqrt(theirs.seeds))
         found[name] = Change(ours.mean - theirs.mean, error)
     return found
 

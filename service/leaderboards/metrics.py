@@ -131,12 +131,15 @@ def nearest_ratio(value: float, error: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Measure:
-    """Mean and spread of at least one value, in two exact sums: a small spread keeps its digits."""
+    """Mean and spread of at least one value, in an exact sum and a root of squares that are never formed.
+
+    A small spread keeps its digits, and that of a deep network's bounds, whose squares are beyond float64, is a number.
+    """
     count = len(values)
     if count == 1:
         return Measure(1, values[0], None, values[0], values[0])
     # Correctly rounded sums, and a mean that is never outside of its values: equal values do not deviate.
     least, largest = min(values), max(values)
     mean = min(max(nearest_ratio(math.fsum(values) / count, 2 * math.ulp(largest)), least), largest)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    std = math.hypot(*[value - mean for value in values]) / math.sqrt(count - 1)
     return Measure(count, mean, std, least, largest)

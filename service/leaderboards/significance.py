@@ -25,12 +25,14 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     known = [one for one in measured if one is not None]
     if not metric.has_best or not known:
         return []
-    best = (max if metric.more_is_better else min)([one.mean for one in known])
+    means = [one.mean for one in known]
+    best = (max if metric.more_is_better else min)(means)
     if any(one.std is None for one in known if one.mean == best):
         return []
     sign = -1 if metric.more_is_better else 1
-    unit = unit_of(metric, [one.mean for one in known])
-    form, factor = f".{unit.decimals}f", sign * unit.factor
+    unit = unit_of(metric, means)
+    scale = _scale(means, [one.std for one in known])
+    form, factor = f".{unit.decimals}f", sign * unit.factor / scale
 
     @cache
     def printed(mean: float) -> str:
@@ -38,7 +40,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
 
     # Plain tuples, and printed only where it decides: a page of a board has forty columns.
     rows: list[_Row] = [
-        (sign * one.mean, one.std**2 / one.seeds, one.seeds - 1, index)
+        (sign * one.mean * scale, (one.std * scale) ** 2 / one.seeds, one.seeds - 1, index)
         for index, one in enumerate(measured)
         if one is not None and one.std is not None
     ]
@@ -101,9 +103,18 @@ def _is_beaten(
     return False
 
 
-def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
-    assert std is not None, "of one seed nothing is tested"
-    return mean, std**2 / seeds, seeds - 1
+def _scale(means: Iterable[float], stds: Iterable[float | None]) -> float:
+    """The power of two that brings the largest of the values near 1: a deep network's bound has no square in float64.
+
+    Nothing is rounded by it.
+    """
+    largest = max(max(map(abs, means)), max(filter(None, stds), default=0.0))
+    return math.ldexp(1.0, -max(-1000, min(1000, math.frexp(largest)[1])))
+
+
+def _error_of(one: Measure, scale: float) -> _Error:
+    assert one.std is not None, "of one seed nothing is tested"
+    return one.mean * scale, (one.std * scale) ** 2 / one.seeds, one.seeds - 1
 
 
 def _is_far(apart: float, error: float, one: _Error | _Row, other: _Error | _Row) -> bool:
@@ -140,7 +151,8 @@ def chance(one: Measure, other: Measure) -> float:
 
     Values that do not deviate at all differ for certain where their means do.
     """
-    return _chance(*_statistic(*(_error_of(each.seeds, each.mean, each.std) for each in (one, other))))
+    scale = _scale((one.mean, other.mean), (one.std, other.std))
+    return _chance(*_statistic(_error_of(one, scale), _error_of(other, scale)))
 
 
 def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:

@@ -139,7 +139,8 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
         powers = range(math.ceil(math.log10(known[0])), math.floor(math.log10(known[-1])) + 1)
         ticks = [one for one in ticks if one[1] == layout.none] + [(float(power), f"1e{power}") for power in powers]
     series = list(dict.fromkeys(layout.named(row.labels[layout.series]) for row in found.rows))
-    beside = [printed_of(row) if found.beside == "paper" else {} for row in table.rows]
+    shows_printed = found.beside == "paper" and scale is Scale.FULL
+    beside = [printed_of(row) if shows_printed else {} for row in table.rows]
     step = 0.08 if layout.log else 0.6 / max(len(series), 3)
     panels = []
     for column in found.columns:

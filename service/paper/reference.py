@@ -15,6 +15,7 @@ from service.leaderboards.boards import PaperReference, Printed
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Record, differences
 from service.paper.presets import PAPER, Preset, PresetGrid, preset_spec, smaller
+from service.paper.presets import Protocol as PresetProtocol
 from service.specs.columns import value_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
@@ -63,7 +64,8 @@ class PrintedRow:
 class PaperTable:
     """A table or figure. `columns` are metrics and `RATIOS`; `ratios` names the metric that each of these compares.
 
-    `beside`: what the rows' values are, the paper's printed ones ("paper") or those that its formulas predict.
+    `beside`: what the rows' values are, the paper's printed ones ("paper") or those that its formulas predict. `note`:
+    what must be known of its rows.
     """
 
     name: str
@@ -74,6 +76,7 @@ class PaperTable:
     ratios: dict[str, Metric]
     ratio_notes: tuple[str, ...]
     beside: str
+    note: str | None
     rows: tuple[PrintedRow, ...]
 
 
@@ -187,6 +190,7 @@ class _TableFields(TypedDict):
     speedup_note: NotRequired[str]
     memory_saving: NotRequired[str]
     memory_saving_note: NotRequired[str]
+    note: NotRequired[str]
 
 
 class _ProtocolFields(TypedDict):
@@ -269,13 +273,24 @@ def _table(name: str, data: _TableFields) -> PaperTable:
         {ratio: Metric(metric) for ratio, metric in ratios.items() if metric is not None},
         tuple(f"{ratio.replace('_', ' ')}: {note}" for ratio, note in ratio_notes.items() if note is not None),
         data.get("beside", "paper"),
+        data.get("note"),
         tuple(rows),
     )
 
 
 def _points(preset: str) -> Iterator[tuple[TrialFields, TrialFields]]:
-    """The preset's rows in order, seeds apart: each configuration with its small stand-in."""
-    spec = preset_spec(preset)
+    """The preset's rows in the text's order, seeds apart: each configuration with its small stand-in.
+
+    The configurations are those of the authors' programs; a row that these lack has the text's.
+    """
+    programs = {headline(config): (config, smoke) for config, smoke in _points_by(preset, PresetProtocol.CODE)}
+    for point in _points_by(preset, PresetProtocol.TEXT):
+        yield programs.get(headline(point[0]), point)
+
+
+def _points_by(preset: str, protocol: PresetProtocol) -> Iterator[tuple[TrialFields, TrialFields]]:
+    """The same by one protocol, in its own order."""
+    spec = preset_spec(preset, protocol=protocol)
     axes = {path: values for path, values in spec["grid"].items() if path != "seed"}
     for variant, point in itertools.product(spec["variants"], itertools.product(*axes.values())):
         one: PresetGrid = {

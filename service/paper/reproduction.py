@@ -25,7 +25,7 @@ class TableRow:
     """One row: as printed, and as measured. `status` is "complete", or what is missing.
 
     `speedup` is the time of the uncompressed network's row over that of this one, `memory_saving` the memory. `notes`:
-    in what the two differ, what all rows share aside.
+    in what the two differ, what all rows share aside. `paper` is empty beside small stand-ins.
     """
 
     labels: Mapping[str, Label]
@@ -81,7 +81,8 @@ def reproduce(
     most of a data set's rows.
 
     Of several cells that belong to a row, the one whose configuration is nearest to the paper's counts. `smoke`: from
-    the small stand-ins of `service.paper.presets`, which show that every path works and measure nothing.
+    the small stand-ins of `service.paper.presets`, which show that every path works and measure nothing: no value of
+    the paper stands beside them.
     """
     targets = [row.smoke if smoke else row.config for row in table.rows]
     filters = Filters(experiment_id=experiment_id)
@@ -107,11 +108,14 @@ def reproduce(
         said: list[str] = []
         if item is not None and not smoke:
             said = reference.notes(table, row, configs[item[1].trial_id], records[_dataset(target)])
-        rows.append(_row(table, row, found.get(headline(target), {}), item, measured, said))
+        printed = replace(row, values={}) if smoke else row
+        rows.append(_row(table, printed, found.get(headline(target), {}), item, measured, said))
     rows = _with_ratios(table, rows)
     rows, notes = _shared(rows)
     if table.ratios:
         notes = [*table.ratio_notes, *_machines(session, itertools.chain(*results.values())), *notes]
+    if table.note is not None:
+        notes = [table.note, *notes]
     if smoke:
         notes = ["scale smoke: small networks on synthetic images, which measure nothing", *notes]
     labels, columns = list(table.labels), list(table.columns)

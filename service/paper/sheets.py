@@ -4,7 +4,7 @@ from service.leaderboards.metrics import Measure, Metric
 from service.leaderboards.sheets import read
 from service.leaderboards.significance import SAID, unbeaten
 from service.leaderboards.text_tables import Cell, Measured, Sheet
-from service.paper.reference import RATIOS
+from service.paper.reference import RATIOS, Label
 from service.paper.reproduction import Reproduction, TableRow
 
 Value = str | int | float | bool | None
@@ -83,17 +83,28 @@ def _mean(row: TableRow, column: str) -> float | None:
     return row.metrics[column]["mean"] if column in row.metrics else None
 
 
+_APART = ("dataset", "channels")
+"""Labels of rows that were measured on images of their own: no number of one is better than another's."""
+
+
 def _best(found: Reproduction, column: str) -> list[int]:
-    """Which rows are best beyond their errors; ratios have none."""
+    """Which rows are best beyond their errors, each among those of the same images; ratios have none."""
     if column in RATIOS:
         return []
-    measured = [
-        Measure(spread["seeds"], spread["mean"], spread["std"], spread["min"], spread["max"])
-        if row.status == "complete" and (spread := row.metrics.get(column)) is not None
-        else None
-        for row in found.rows
-    ]
-    return unbeaten(measured, Metric(column))
+    together: dict[tuple[Label, ...], list[int]] = {}
+    for index, row in enumerate(found.rows):
+        together.setdefault(tuple(row.labels.get(label) for label in _APART), []).append(index)
+    best = []
+    for places in together.values():
+        among = unbeaten([_measure(found.rows[place], column) for place in places], Metric(column))
+        best += [places[one] for one in among]
+    return best
+
+
+def _measure(row: TableRow, column: str) -> Measure | None:
+    """What was measured of a complete row."""
+    spread = row.metrics.get(column) if row.status == "complete" else None
+    return spread and Measure(spread["seeds"], spread["mean"], spread["std"], spread["min"], spread["max"])
 
 
 def _ours(row: TableRow, column: str, *, best: bool) -> Cell:

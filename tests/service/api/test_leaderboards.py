@@ -337,6 +337,8 @@ class TestTables:
             assert {row["status"] for row in body["rows"]} == {"not run"}
             assert len(body["rows"]) == len(paper_table(PAPER, name).rows)
             assert body["protocols"] == {}
+            # Whoever posts the figure's preset as it is learns why some rows stay empty.
+            assert any("under the protocol text" in note for note in body["notes"]) == (name == "figure-vgg")
 
     def test_refusals(self, sqlite_api: TestClient) -> None:
         assert "table1" in refused(sqlite_api.get(f"/v1/tables/{PAPER}/table9"), 404)["detail"]
@@ -366,7 +368,9 @@ class TestTables:
         assert (speedups["baseline", None], speedups["baseline", 192]) == (None, None)
         assert (speedups["clip to 1", None], speedups["clip to 1", 192]) == (1.0, pytest.approx(4.0))
         assert all(row["metrics"]["accuracy"]["mean"] == 0.9 for row in done)
-        assert all(row["paper"]["accuracy"]["mean"] > 0.94 for row in body["rows"])
+        # Small stand-ins have no number of the paper beside them, in no form.
+        printed = [row["paper"]["accuracy"]["mean"] > 0.94 for row in body["rows"] if row["paper"]]
+        assert printed == ([True] * 16 if scale == "full" else [])
         left = [row["status"] for row in body["rows"] if row["status"] != "complete"]
         assert "no result: 1 queued" in left
         notes = "\n".join(body["notes"])
@@ -374,10 +378,11 @@ class TestTables:
         assert ("AutoAttack: in the paper" in notes) == (scale == "full")
         assert "times taken on a machine that nobody recorded" in notes
         text = api.get(f"/v1/tables/{PAPER}/table2{query}&format=markdown").text
-        assert "| clip to 1 | 192 | 90.00 | 95.25 |" in text
+        assert ("| clip to 1 | 192 | 90.00 | 95.25 |" in text) == (scale == "full")
+        assert ("| paper |" in text) == (scale == "full")
         assert "**90" not in text  # all are equal
         rows = list(csv.DictReader(io.StringIO(api.get(f"/v1/tables/{PAPER}/table2{query}&format=csv").text)))
-        assert rows[5]["paper_accuracy_mean"] == "0.9525"
+        assert rows[5].get("paper_accuracy_mean") == ("0.9525" if scale == "full" else None)
 
     def test_a_figure_beside_what_is_predicted(
         self, api: TestClient, database: Database, claim: Claim, finish: Finish

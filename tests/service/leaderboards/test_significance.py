@@ -1,5 +1,7 @@
 """What is bold: Welch's t-test against SciPy, ties, and what has no error."""
 
+import statistics
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -31,11 +33,24 @@ def test_means_without_deviation_differ_for_certain_or_not_at_all() -> None:
     assert chance(Measure(3, 0.5, 0.0, 0.5, 0.5), Measure(2, 0.5, 0.0, 0.5, 0.5)) == 1.0
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-60, 1e-100, 1e-140])
-def test_spreads_may_be_smaller_than_numbers_whose_squares_are(scale: float) -> None:
-    one, other = Measure(3, 1 * scale, 0.5 * scale, 0, 0), Measure(5, 2 * scale, 0.4 * scale, 0, 0)
-    theirs = stats.ttest_ind_from_stats(1, 0.5, 3, 2, 0.4, 5, equal_var=False).pvalue
-    assert chance(one, other) == pytest.approx(theirs, rel=1e-9)
+@given(one=measured, other=measured, power=st.integers(-950, 950), metric=st.sampled_from(["lipschitz_bound", "ece"]))
+@example(one=Measure(3, 0.5, 0.1, 0.5, 0.5), other=Measure(3, 0.9, 0.1, 0.9, 0.9), power=400, metric="lipschitz_bound")
+@example(one=Measure(3, 0.5, 0.1, 0.5, 0.5), other=Measure(3, 0.9, 0.1, 0.9, 0.9), power=-400, metric="lipschitz_bound")
+def test_the_size_of_values_decides_nothing(one: Measure, other: Measure, power: int, metric: str) -> None:
+    """Squares of a deep network's bounds are beyond float64, those of its smallest values below."""
+    size = 2.0**power
+    sized = [Measure(n, mean * size, (std or 0.0) * size, 0.0, size) for n, mean, std, _, _ in (one, other)]
+    assert chance(sized[0], sized[1]) == pytest.approx(chance(one, other), rel=1e-9, abs=1e-12)
+    found = unbeaten(sized, Metric(metric))
+    if power >= 0 and chance(one, other) < 0.9 * LEVEL and abs(one.mean - other.mean) > 0.01:
+        assert found == [min((0, 1), key=lambda place: (one, other)[place].mean)]
+
+
+def test_spreads_of_values_whose_squares_are_no_numbers() -> None:
+    for size in (1e-200, 1.0, 1e200):
+        found = of(1.0 * size, 2.0 * size, 4.0 * size)
+        assert found.std is not None
+        assert found.std / size == pytest.approx(statistics.stdev([1, 2, 4]), rel=1e-14)
 
 
 def of(*values: float) -> Measure:

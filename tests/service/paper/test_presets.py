@@ -1,5 +1,6 @@
 """The paper's tables and figures as specs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from starlette.testclient import TestClient
 
 from service.errors import NotFoundError
 from service.paper.presets import Protocol, Scale, preset_spec, presets
+from service.paper.reference import headline, paper_table
 from service.specs.grid import Plan, expand_grid
 from service.specs.spec import ExperimentSpec
-from ttsv.config.evaluation import EVALUATION
+from ttsv.config.evaluation import EVALUATION, EvaluationConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.data.catalog import dataset_info
 from ttsv.models.shapes import layer_shapes, shape_compression
@@ -156,16 +158,35 @@ def test_networks_are_evaluated_as_the_paper_does() -> None:
             )
             assert (found.attack_images, found.corruptions, found.corruption_images) == (None, "published", None)
             assert found.certified
-            assert (found.lipschitz == "both") == (name == "figure-lipschitz")
+            assert (found.lipschitz == "both") == (name in ("table3", "figure-lipschitz"))
         for config in configs(name, scale=Scale.SMOKE):
             found = config.evaluation
             assert (found.attack, found.corruptions, found.certified) == ("pgd", "generated", True)
             assert (found.attack_images, found.corruption_images) == (4, 1)
             assert (found.lipschitz, found.lipschitz_images) == (
-                ("fgsm", 2) if name == "figure-lipschitz" else ("none", None)
+                ("fgsm", 2) if name in ("table3", "figure-lipschitz") else ("none", None)
             )
     for name in ("figure-speedup", "figure-soc-speedup"):
         assert {config.evaluation for config in configs(name)} == {EVALUATION}
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_measures_what_its_table_shows(name: str, scale: Scale, protocol: Protocol) -> None:
+    """Each column has its evaluation, and each trial its row."""
+    table = paper_table(*name.split("/"))
+    asked: dict[str, Callable[[EvaluationConfig], bool]] = {
+        "robust_accuracy": lambda evaluation: evaluation.attack != "none",
+        "corruption_accuracy": lambda evaluation: evaluation.corruptions != "none",
+        "assumed_certified_36": lambda evaluation: evaluation.certified,
+        "lipschitz_fgsm": lambda evaluation: "fgsm" in evaluation.lipschitz_methods,
+    }
+    rows = {headline(row.smoke if scale is Scale.SMOKE else row.config) for row in table.rows}
+    for planned in plan(name.partition("/")[2], scale=scale, protocol=protocol).trials:
+        config = planned.config
+        assert [column for column in table.columns if column in asked and not asked[column](config.evaluation)] == []
+        assert headline(config.to_dict()) in rows
 
 
 def test_cells_with_other_hyperparameters() -> None:

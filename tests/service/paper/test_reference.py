@@ -55,6 +55,24 @@ def test_a_few_numbers_as_printed() -> None:
     assert row.values["lipschitz_fgsm"].mean == 0.56
 
 
+def test_a_row_that_the_text_alone_has_stands_in_the_figure() -> None:
+    """The text has division of the compressed VGG-19, too; the others are configured as the programs have them."""
+    rows = paper_table(PAPER, "figure-vgg").rows
+    methods = {(row.labels["dataset"], row.labels["method"], row.labels["rank"]) for row in rows}
+    assert methods == {
+        (dataset, method, rank)
+        for dataset in ("cifar10", "cifar100")
+        for method in ("baseline", "clip to 0.5", "division")
+        for rank in (None, 192, 256, 320)
+    }
+    divided = {
+        row.labels["rank"]: TrialConfig.from_dict(row.config).division
+        for row in rows
+        if row.labels["method"] == "division"
+    }
+    assert {rank: d.power_iterations for rank, d in divided.items()} == {None: 2, 192: 1, 256: 1, 320: 1}
+
+
 def test_unknown_tables() -> None:
     for name in (("nobody2000", "table1"), (PAPER, "table9")):
         with pytest.raises(NotFoundError, match="senderovich2022/table1"):
