@@ -32,7 +32,6 @@ from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
 from workers.node.cards import OFFERED
-from workers.trial_process import disk
 from workers.trial_process.messages import (
     GOING_ON,
     NOT_TAKEN,
@@ -50,7 +49,7 @@ from workers.trial_process.messages import (
     TuneConfig,
 )
 from workers.trial_process.resources import Sampler
-from workers.trial_process.trial_folder import Furthest, Journal, manifest
+from workers.trial_process.trial_folder import Furthest, Journal, manifest, require_room
 from workers.trial_process.trial_log import trial_log
 from workers.trial_process.workplace import Workplace, workplace
 
@@ -63,6 +62,8 @@ REPORT_SECONDS = 0.5
 """Epochs shorter than this are reported together, unless each is wanted for itself."""
 STAGE_SECONDS = 10.0
 """Between two reports of how far an evaluation is."""
+HINDERED_SECONDS = 15.0
+"""How long a process waits before its trial is tried again, here or elsewhere: a full disk is no fault of the trial."""
 
 COMPARED_EPOCH = "compared_epoch"
 """The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
@@ -143,7 +144,7 @@ class TrialTrainable(tune.Trainable):
     def _next_report(self) -> Report:
         if self._refused is not None:
             self._broken = True
-            time.sleep(disk.PAUSE)
+            time.sleep(HINDERED_SECONDS)
             if PIPES in os.environ:
                 raise BrokenContextError(f"{NOT_TAKEN} on {socket.gethostname()}: {self._refused}")
             raise LostDeviceError(f"torch cannot use the GPU that {socket.gethostname()} offers: {self._refused}")
@@ -160,7 +161,7 @@ class TrialTrainable(tune.Trainable):
             return FailureReport("oom", "the trial does not fit into the machine's memory")
         except Exception as error:
             if trouble_of(error) is not None:
-                time.sleep(disk.PAUSE)
+                time.sleep(HINDERED_SECONDS)
                 return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
             if isinstance(error, TrialError):
                 return FailureReport(error.failure, str(error))
@@ -199,7 +200,7 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
             if (series := sampler.series(at_once=True)) is not None:
                 yield ResourceReport(series)
             if not isinstance(error, TrialError):  # what a trial says of itself is believed
-                disk.require_room(place.folder)
+                require_room(place.folder)
             raise
     assert final is not None, "the trial ends with a result, or an error"
     yield final  # once nothing is left to be done here: whoever hears it may end this process

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,17 @@ from workers.trial_process.messages import FileFields
 
 _JOURNAL = "epochs.jsonl"
 _STAGES = "stages.json"
+_PROBE_BYTES = 2**18
+
+
+def require_room(folder: Path) -> None:
+    """Raises `OSError` where `folder` takes nothing more, as libraries that write files do not always say so.
+
+    (safetensors and NumPy tell of a full disk by errors of their own, without a number.)
+    """
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        if file.write(bytes(_PROBE_BYTES)) < _PROBE_BYTES:
+            raise OSError(errno.ENOSPC, f"{folder} takes nothing more")
 
 
 class Journal:

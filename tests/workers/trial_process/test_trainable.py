@@ -23,7 +23,6 @@ from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from workers.trial_process.disk import PAUSE
 from workers.trial_process.messages import (
     NOT_TAKEN,
     CrowdedReport,
@@ -38,7 +37,7 @@ from workers.trial_process.messages import (
     StartedReport,
 )
 from workers.trial_process.resources import Sampler
-from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
+from workers.trial_process.trainable import COMPARED_EPOCH, HINDERED_SECONDS, TrialTrainable
 
 CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
 
@@ -171,8 +170,8 @@ def test_failures_are_reported(
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk takes a part of what is written, as it does at its end."""
-    monkeypatch.setattr("workers.trial_process.disk._PROBE_BYTES", 9)
-    monkeypatch.setattr("workers.trial_process.disk.bytes", lambda count: b"part", raising=False)
+    monkeypatch.setattr("workers.trial_process.trial_folder._PROBE_BYTES", 9)
+    monkeypatch.setattr("workers.trial_process.trial_folder.bytes", lambda count: b"part", raising=False)
 
 
 def unreadable() -> DataError:
@@ -209,7 +208,7 @@ def test_files_that_cannot_be_kept_are_not_the_trials_fault(
     assert isinstance(final, HinderedReport)
     assert final.message.startswith(f"{socket.gethostname()} cannot keep the trial's files: ")
     assert said in final.message
-    assert PAUSE in waited
+    assert HINDERED_SECONDS in waited
     assert trainable.reset_config(config(tmp_path, good, fence=2))
 
 
@@ -245,7 +244,7 @@ def test_a_process_that_mps_does_not_take_ends_before_it_computes(
         words = f"{NOT_TAKEN} on {socket.gethostname()}: Error 807: MPS server is not ready to accept new MPS client"
         with pytest.raises(BrokenContextError, match=words):
             trainable.step()
-        assert waited == [PAUSE]
+        assert waited == [HINDERED_SECONDS]
         assert not trainable.reset_config(config(tmp_path, good)), "another process may be taken"
     trainable.cleanup()
 
