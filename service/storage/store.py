@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
+from typing_extensions import Buffer
+
 CHUNK = 2**20
 """Bytes that are read or sent at a time."""
 TRIES = 3
@@ -109,12 +111,13 @@ class _Reader(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        count = min(len(buffer), self._size - self._at)
+    def readinto(self, buffer: Buffer) -> int:
+        into = memoryview(buffer).cast("B")
+        count = min(len(into), self._size - self._at)
         if count <= 0:
             return 0
         piece = self._store.read(self._path, self._at, count)
-        buffer[: len(piece)] = piece
+        into[: len(piece)] = piece
         self._at += len(piece)
         return len(piece)
 

@@ -25,8 +25,11 @@ PREFIX = "ttsv-ray-"
 """How the folders of Ray's processes begin."""
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
-_RAY = "import sys; sys.modules['ray.serve'] = None; from ray.scripts.scripts import main; main()"
-"""The program `ray` without Ray Serve, which loads pandas: it would start later, and keep that in memory."""
+_RAY = "import sys; sys.modules.update({'ray.serve': None, 'grpc': None}); from ray.scripts.scripts import main; main()"
+"""The program `ray` without Ray Serve, which loads pandas: it would start later, and keep that in memory.
+
+Without gRPC for Python it starts no server for Ray Client, a process and an open port that nobody uses.
+"""
 _FORGOTTEN = {
     # What Ray remembers of actors, processes and tasks that are gone (up to 100,000 of each): nobody asks, and a head
     # that runs small grids for months would grow by a gigabyte.

@@ -135,7 +135,7 @@ class LocalCluster(Cluster):
     def start(self) -> None:
         """Starts in a fresh folder, on fresh ports where no door is open."""
         _write_token(self._token)
-        port, client_port = free_ports(2)
+        (port,) = free_ports(1)
         options: dict[str, object] = {"num-cpus": self._cpus, "num-gpus": self._gpus, "include-dashboard": "false"}
         environment = self._environment
         if self._door is not None:
@@ -145,7 +145,7 @@ class LocalCluster(Cluster):
             options |= {"node-ip-address": self._door.address, **port_options(self._door.ports)}
             environment = {**environment, **_WITH_NODES}
             logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
-        options |= {"port": port, "ray-client-server-port": client_port}
+        options["port"] = port
         self.address = f"127.0.0.1:{port}"
         self._ray.start("--head", "--no-monitor", options=options, environment=environment)
 
