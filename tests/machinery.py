@@ -99,13 +99,17 @@ class PostgresServer:
     def take_back(self, url: str, template: str) -> None:
         """Keeps a database that was lent, emptied, for the next; drops one that has become another than its template.
 
-        To empty one takes a third of the time in which one is made.
+        To empty one takes a tenth of the time in which one is made. Few rows are deleted: to truncate makes new files of
+        a table, of all its indexes, and of all that refer to it.
         """
         expected = self._made(template)
         with _connected(url) as connection:
             connection.execute(_END_OTHERS)
-            if written := [name for name in _written(connection) if name not in expected.kept]:
-                connection.execute(f"TRUNCATE {', '.join(written)} CASCADE".encode())
+            written = [(name, size) for name, size in _written(connection) if name not in expected.kept]
+            few = [f"DELETE FROM {name};" for name, size in written if size <= _FEW_BYTES]
+            connection.execute("".join(["SET session_replication_role = replica;", *few]).encode())  # in any order
+            if many := [name for name, size in written if size > _FEW_BYTES]:
+                connection.execute(f"TRUNCATE {', '.join(many)} CASCADE".encode())
             connection.execute(_RESTART)
             sound = _Made.of(connection) == expected
         if sound:
@@ -143,9 +147,10 @@ _END_OTHERS = """
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 _WRITTEN = """
-    SELECT oid::regclass::text FROM pg_class
+    SELECT oid::regclass::text, pg_relation_size(oid) FROM pg_class
     WHERE relkind = 'r' AND oid >= 16384 AND pg_relation_size(oid) > 0 ORDER BY 1
 """
+_FEW_BYTES = 2**17
 _RESTART = """
     SELECT setval(seqrelid, seqstart, false) FROM pg_sequence WHERE pg_sequence_last_value(seqrelid) IS NOT NULL
 """
@@ -181,8 +186,8 @@ class _Made:
     def of(cls, connection: psycopg.Connection) -> "_Made":
         """That of an open database."""
         content = "SELECT coalesce(string_agg(one::text, ' ' ORDER BY one::text), '') FROM {} AS one"
-        found = [(name, _only(connection, content.format(name))[0]) for name in _written(connection)]
-        return cls(_only(connection, _SCHEMA)[0], tuple(found))
+        found = [(name, _only(connection, content.format(name))) for name, _ in _written(connection)]
+        return cls(_only(connection, _SCHEMA), tuple((name, rows) for name, rows in found if rows))
 
 
 def _connected(url: str) -> psycopg.Connection:
@@ -191,13 +196,15 @@ def _connected(url: str) -> psycopg.Connection:
     return psycopg.connect(plain, autocommit=True)
 
 
-def _only(connection: psycopg.Connection, question: str) -> list[str]:
-    return [row[0] for row in connection.execute(question.encode())]
+def _only(connection: psycopg.Connection, question: str) -> str:
+    ((found,),) = connection.execute(question.encode())
+    assert isinstance(found, str)
+    return found
 
 
-def _written(connection: psycopg.Connection) -> list[str]:
-    """Tables that ever had a row, be it one that was taken back."""
-    return _only(connection, _WRITTEN)
+def _written(connection: psycopg.Connection) -> list[tuple[str, int]]:
+    """Tables that ever had a row, be it one that was taken back, with their bytes."""
+    return list(connection.execute(_WRITTEN.encode()))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ LEVEL = 0.05
 """Two-sided: with so probable a difference by chance two means are not told apart."""
 _MOST_FREEDOM = 10_000
 """Degrees of freedom beyond which Student's distribution is as good as normal."""
+_SHARES = 64
+"""Parts of an error by which degrees of freedom are bounded."""
 SAID = "Bold: best beyond its error (Welch's t-test of the spreads, 5 %); ties share it, one seed alone has no error."
 """What tables say of their bold numbers."""
 
@@ -79,9 +81,14 @@ def _is_beaten(
     are not compared each with each.
     """
     mean, error, freedom, _ = row
-    is_open = False
+    is_open, close = False, math.inf
     for front in leading:
-        nearest, farthest = _bounds(front[0][2], freedom)
+        nearest, farthest, least = _bounds(front[0][2], freedom)
+        least *= error
+        if least < close:
+            close = least
+        if (front[0][0] - mean) ** 2 <= least:
+            continue
         for better in front:
             apart, squared = (better[0] - mean) ** 2, better[1] + error
             if apart > nearest * squared:
@@ -92,11 +99,11 @@ def _is_beaten(
                     return True
     if not is_open:
         return False
-    least = min(front[-1][1] for front in leading) + error
-    nearest = min(_bounds(front[0][2], freedom)[0] for front in leading)
+    nearest = min([_bounds(front[0][2], freedom)[0] for front in leading])
+    close = max(close, nearest * (min([front[-1][1] for front in leading]) + error))
     for better in before:
         apart, squared = (better[0] - mean) ** 2, better[1] + error
-        if apart <= nearest * least:
+        if apart <= close:
             return False  # those that follow are nearer
         if apart > nearest * squared and _is_far(apart, squared, better, row) and printed(better[0]) != printed(mean):
             return True
@@ -121,19 +128,33 @@ def _is_far(apart: float, error: float, one: _Error | _Row, other: _Error | _Row
     """Whether means so far apart, squared, are told apart: more than nothing, `error` being their errors together."""
     if error <= 0:
         return True
-    t2, freedom = apart / error, _freedom(error, one, other)
-    quarters = 4 * min(_MOST_FREEDOM, freedom)
+    share = one[1] / error  # as in `_freedom`, without a call: a page of a board asks thousands of times
+    rest = 1 - share
+    t2, freedom = apart / error, 1 / (share * share / one[2] + rest * rest / other[2])
+    quarters = 4 * freedom if freedom < _MOST_FREEDOM else 4 * _MOST_FREEDOM
     if t2 <= _critical(math.ceil(quarters))[0]:
         return False
-    return t2 > _critical(max(4, int(quarters)))[1] or _chance(t2, freedom) < LEVEL
+    return t2 > _critical(int(quarters) if quarters >= 4 else 4)[1] or _chance(t2, freedom) < LEVEL
 
 
 @cache
-def _bounds(one: int, other: int) -> tuple[float, float]:
-    """The square of t up to which no two means of such degrees of freedom differ, and beyond which all do."""
+def _bounds(one: int, other: int) -> tuple[float, float, float]:
+    """The square of t up to which no two means of such degrees of freedom differ, and beyond which all do.
+
+    Third the squared difference, in squared errors of `other`, up to which none of its means differs from one of any
+    error: a larger one makes the difference less significant, but may bring degrees of freedom.
+    """
     most, fewest = (min(_MOST_FREEDOM, freedom) for freedom in (one + other, min(one, other)))
+    least = math.inf
+    for part in range(_SHARES):
+        # Where the first has such a part of both errors, or up to the next, the degrees of freedom are most at one end
+        # of it, or within it all that there are.
+        low, high = part / _SHARES, (part + 1) / _SHARES
+        within = low <= one / (one + other) <= high
+        freedom = most if within else min(most, max(_freedom(low, one, other), _freedom(high, one, other)))
+        least = min(least, _critical(math.ceil(4 * freedom))[0] / (1 - low))
     # A little wider than it must be, as both sides are rounded.
-    return _critical(4 * most)[0] * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9)
+    return _critical(4 * most)[0] * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9), least * (1 - 1e-9)
 
 
 @cache
@@ -162,13 +183,15 @@ def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:
         return 0.0, 1.0
     if error <= 0:
         return math.inf, 1.0
-    return apart**2 / error, _freedom(error, one, other)
+    return apart**2 / error, _freedom(one[1] / error, one[2], other[2])
 
 
-def _freedom(error: float, one: _Error | _Row, other: _Error | _Row) -> float:
-    """Welch's degrees of freedom, from shares of the error: its own square may be too small for a number."""
-    share = one[1] / error
-    return 1 / (share * share / one[2] + (1 - share) ** 2 / other[2])
+def _freedom(share: float, one: int, other: int) -> float:
+    """Welch's degrees of freedom where the first has this share of the squared error.
+
+    The error's own square may be too small for a number.
+    """
+    return 1 / (share * share / one + (1 - share) ** 2 / other)
 
 
 def _chance(t2: float, freedom: float) -> float:
