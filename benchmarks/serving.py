@@ -73,7 +73,7 @@ def measure(
     client: httpx.Client, process: int, log: Path, experiments: int, trials: int, seconds: float, *, quick: bool
 ) -> dict[str, Any]:
     """All figures of one database."""
-    repeats = 3 if quick else 100
+    repeats = 3 if quick else 200
     rng = random.Random(0)
     metrics = [metric.value for metric in Metric]
 
