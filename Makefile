@@ -71,11 +71,13 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite --only freeze --count 3 $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
 
+# The last collects the tests, as each process of `make test` will: in a fresh clone all of them would compile them anew.
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@collected=$$($(BIN)/python -m pytest --collect-only --quiet --quiet) || { echo "$$collected"; exit 1; }
 
 bench: $(INSTALLED)
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done

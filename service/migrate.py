@@ -12,7 +12,7 @@ from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Column, Connection, inspect, text
+from sqlalchemy import URL, Column, Connection, inspect, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -86,6 +86,15 @@ def refuse_newer(revision: str | None) -> None:
     """Raises `UserError` for a revision that this code does not know."""
     if revision is not None and revision not in _revisions():
         raise UserError(f"it is at revision {revision}, of a newer version than this code: install that version first")
+
+
+def refuse_absent(url: URL) -> None:
+    """Raises `UserError` where SQLite has no such file: who only looks would make one in a mistyped folder."""
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        raise UserError(
+            f"there is no database {url.database}: let TTSV_DATA_DIR name another folder, "
+            "or make one with `ttsv migrate`"
+        )
 
 
 def refuse_unmigrated(database: Database) -> None:

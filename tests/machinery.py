@@ -99,8 +99,8 @@ class PostgresServer:
     def take_back(self, url: str, template: str) -> None:
         """Keeps a database that was lent, emptied, for the next; drops one that has become another than its template.
 
-        To empty one takes a tenth of the time in which one is made. Few rows are deleted: to truncate makes new files of
-        a table, of all its indexes, and of all that refer to it.
+        To empty one takes a tenth of the time in which one is made. Few rows are deleted: to truncate makes new files
+        of a table, of all its indexes, and of all that refer to it.
         """
         expected = self._made(template)
         with _connected(url) as connection:

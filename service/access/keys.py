@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
 from service.access.security import NewKey, Principal, Scope
@@ -193,7 +193,8 @@ def revoke_key(session: Session, key_id: str) -> ApiKey:
 
 def has_keys(session: Session) -> bool:
     """Whether any key could open the API."""
-    return session.scalar(select(ApiKey.id).where(ApiKey.revoked_at.is_(None)).limit(1)) is not None
+    valid = ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
+    return session.scalar(select(ApiKey.id).where(*valid).limit(1)) is not None
 
 
 def refuse_without_keys(database: Database, settings: Settings) -> None:
@@ -203,7 +204,7 @@ def refuse_without_keys(database: Database, settings: Settings) -> None:
     with database.read() as session:
         if not has_keys(session):
             raise UserError(
-                f"{settings.reached_by}: requests from elsewhere need a key, and there is none yet; make one "
+                f"{settings.reached_by}: requests from elsewhere need a key, and none is valid; make one "
                 "with `ttsv keys create PROJECT --owner NAME`, or use 127.0.0.1"
             )
 

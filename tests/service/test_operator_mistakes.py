@@ -26,7 +26,7 @@ from service.settings import Settings
 from workers.cli.__main__ import app
 
 SPEC = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}}
-COMMANDS = [("serve",), ("migrate",), ("keys", "ls"), ("api",), ("worker",)]
+COMMANDS = [("serve",), ("migrate",), ("keys", "create", "vision", "--owner", "me"), ("api",), ("worker",)]
 
 
 def said(command: tuple[str, ...], **environment: str) -> str:
@@ -71,6 +71,13 @@ class TestUnmigrated:
         line = said(("api",), TTSV_DATA_DIR=str(tmp_path))
         assert "the database is not ready: at None, this code needs " in line
         assert line.endswith("run `ttsv migrate`")
+
+    @pytest.mark.parametrize("command", [("keys", "ls"), ("keys", "revoke", "0123456789ab"), ("prune", "--best", "1")])
+    def test_who_only_looks_into_a_mistyped_folder_makes_none(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+        folder = tmp_path / "mistyped"
+        line = said(command, TTSV_DATA_DIR=str(folder))
+        assert f"there is no database {folder / 'ttsv.db'}: let TTSV_DATA_DIR name another folder" in line
+        assert not folder.exists()
 
     def test_a_database_that_is_migrated(self, database: Database) -> None:
         refuse_unmigrated(database)

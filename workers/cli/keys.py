@@ -68,7 +68,7 @@ def list_keys() -> None:
     from service.access import keys
 
     table = Table("id", "project", "owner", "scopes", "made", "used", "until")
-    with _database() as database, database.read() as session:
+    with _database(new=False) as database, database.read() as session:
         names = {project.id: project.name for project in keys.list_projects(session)}
         for row in keys.list_keys(session):
             until = "revoked" if row.revoked_at else _day(row.expires_at)
@@ -83,7 +83,7 @@ def revoke(key_id: Annotated[str, typer.Argument(help="As `ttsv keys ls` lists i
     """Make a key useless at once."""
     from service.access import keys
 
-    with _database() as database:
+    with _database(new=False) as database:
         database.write(lambda session: keys.revoke_key(session, key_id))
     typer.echo(f"key {key_id} opens nothing any more")
 
@@ -131,15 +131,18 @@ def _refuse_unfit(what: str, name: str) -> None:
 
 
 @contextmanager
-def _database() -> "Iterator[Database]":
+def _database(*, new: bool = True) -> "Iterator[Database]":
+    """The settings' database; a `new` one is made where there is none, as a key can be the first thing there is."""
     from service.database.engine import Database
-    from service.migrate import migrate
+    from service.migrate import migrate, refuse_absent, refuse_unmigrated
     from service.settings import Settings
     from service.upkeep.restore import refuse_half_restored
 
     refuse_half_restored(Settings())
+    if not new:
+        refuse_absent(Settings().url)
     with closing(Database(Settings().url)) as database:
-        migrate(database)  # a key can be the first thing there is
+        (migrate if new else refuse_unmigrated)(database)
         yield database
 
 

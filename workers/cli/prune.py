@@ -38,7 +38,7 @@ def prune(
     Lists what goes and asks first. Without any rule those of TTSV_RETENTION_DAYS, _BEST and _GIB are taken.
     """
     from service.database.engine import Database
-    from service.migrate import refuse_unmigrated
+    from service.migrate import refuse_absent, refuse_unmigrated
     from service.settings import Settings
     from service.upkeep import retention
     from service.upkeep.files import DataFolder
@@ -50,6 +50,7 @@ def prune(
     rules = retention.Rules(older_than, best, gib, force=force)
     folder = DataFolder.of(settings)
     refuse_half_restored(settings)
+    refuse_absent(settings.url)
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
         with database.read() as session:

@@ -150,6 +150,16 @@ class TestGuard:
             assert refused.status_code == 422
             assert refused.json()["errors"][0]["field"] == "cursor"
 
+    def test_where_none_is_valid_the_api_does_not_begin(
+        self, database: Database, settings: Settings, make: Callable[..., str]
+    ) -> None:
+        elsewhere = settings.model_copy(update={"host": "0.0.0.0"})
+        make(expires_at=now() - timedelta(seconds=1))
+        with pytest.raises(UserError, match=r"and none is valid; make one with `ttsv keys create"):
+            keys.refuse_without_keys(database, elsewhere)
+        make(expires_at=now() + timedelta(days=1))
+        keys.refuse_without_keys(database, elsewhere)
+
     def test_an_expired_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
         key = make(expires_at=now() - timedelta(seconds=1))
         assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401
