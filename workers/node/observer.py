@@ -198,8 +198,8 @@ class Observer:
         self._here_until = 0.0
 
     def look(self) -> list[Node]:
-        """The nodes as they are now; writes the head's note first."""
-        self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))
+        """The nodes as they are now; writes the head's note first, and anew once it can name the head."""
+        self._tell()
         infos = self._notes.client.get_all_node_info(timeout=_TIMEOUT_SECONDS).values()
         introduced = set(self._notes.nodes.names())
         nodes, alive, here = [], [], []
@@ -216,13 +216,19 @@ class Observer:
                 here.append((not info.is_head_node, node_id))
             answer = self._answers[node_id] = self._answer(node_id, info, introduced)
             nodes.append(_node(node_id, info, answer, NodeState.ALIVE))
-        self._head = dataclasses.replace(self._head, node=min(here)[1] if here else None)
+        node = min(here)[1] if here else None
+        if node != self._head.node:  # whoever sees a node by this look may ask it for the head
+            self._head = dataclasses.replace(self._head, node=node)
+            self._tell()
         self._questions.forget(alive)
         for node_id in self._books.erring():
             logger.warning("Ray's head has more of node %s as taken than is: a task there lets it look again", node_id)
             self._questions.rouse(node_id)
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
         return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *self._refused()]
+
+    def _tell(self) -> None:
+        self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))
 
     def _shows(self, node_id: str, info: Any) -> bool:
         """Whether a node that left is told of still."""

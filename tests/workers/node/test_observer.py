@@ -121,6 +121,19 @@ def test_every_look_writes_the_clock(board: Board, looking: Observer) -> None:
     assert first.versions == VERSIONS
 
 
+def test_who_sees_a_node_can_ask_it_for_the_head(board: Board, looking: Observer, tmp_path: Path) -> None:
+    """A node is told of by the look that first sees it, and may look for the head's data folder at once."""
+    here = tmp_path / "raylet"
+    here.touch()
+    board.add("b", 2, CPU=4)
+    head = board.add("a", 1, socket=str(here))
+    assert len(looking.look()) == 2
+    assert board.heads.notes["head"].node == "0101"
+    head.raylet_socket_name = "/nowhere"
+    looking.look()
+    assert board.heads.notes["head"].node is None
+
+
 def test_a_node_is_what_it_says_of_itself(board: Board, looking: Observer, tmp_path: Path) -> None:
     here = tmp_path / "raylet"
     here.touch()
