@@ -8,7 +8,7 @@ over protocols: a mean is of one, and a difference is of two means under the sam
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from service.database.engine import among
 from service.errors import NotFoundError
 from service.leaderboards.cell_scores import EVERYONE, Counted, newest
 from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
+from service.leaderboards.differing import differing_fields, named, spec_fields
 from service.leaderboards.leaderboard import changes_from, tried_datasets
 from service.leaderboards.matrix import in_order, under
 from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
@@ -27,7 +28,6 @@ from service.leaderboards.protocols import Record, differences
 from service.leaderboards.sides import (
     CompareRow,
     Comparison,
-    DifferingField,
     Key,
     Kind,
     Side,
@@ -38,16 +38,13 @@ from service.leaderboards.sides import (
 )
 from service.leaderboards.significance import chance, unbeaten
 from service.leaderboards.source import hashable
-from service.leaderboards.text_tables import column_texts
-from service.specs.columns import Columns, FieldColumn, columns_of, flat, value_of
-from ttsv.config.fields import FieldValue, Json, TrialFields
+from service.specs.columns import Columns, FieldColumn, columns_of, value_of
+from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.metrics.catalog import CERTIFIED_RADII
 from ttsv.results import LayerFields
 
 FEWEST, MOST = 2, 10
 """Sides of a comparison."""
-MOST_VALUES = 100
-"""Values of a field that are named of each side."""
 MOST_DRAWN = 20
 """Trials of a side whose curves are laid over those of others."""
 _BATCH = 10_000
@@ -59,8 +56,6 @@ _OF_IMAGES = {
     **dict.fromkeys(CERTIFIED_RADII, "certified"),
 }
 """Metrics that count images, each judged by itself: where a protocol says of how many."""
-_OF_TRIALS = ("spec_version", "base", "grid", "variants", "trials", "repeat")
-_OF_PEOPLE = ("name", "notes", "tags", "priority")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +154,9 @@ def compare(session: Session, question: CompareQuestion) -> Comparison:
                 if protocol is not None:
                     used.setdefault(protocol, set()).add(side)
     records = _records(session, used)
-    differing = _differing(found.columns.fields, found.values)
+    differing = differing_fields(found.columns.fields, found.values)
     if kind is Kind.EXPERIMENTS:
-        differing += _spec_fields([experiments[key].spec for key in keys])
+        differing += spec_fields([experiments[key].spec for key in keys])
     sides = [
         _side(question, key, trials.get(key, []), experiments.get(key), _left_out(question, side, shown, used, trials))
         for side, key in enumerate(keys)
@@ -170,7 +165,7 @@ def compare(session: Session, question: CompareQuestion) -> Comparison:
     return Comparison(
         kind=kind,
         baseline=question.baseline,
-        sides=_named(sides, differing),
+        sides=named(sides, differing),
         differing=differing,
         axes=found.axes,
         common=found.columns.common,
@@ -429,31 +424,6 @@ def _records(session: Session, used: Iterable[str]) -> dict[str, Record]:
     }
 
 
-def _differing(fields: Sequence[FieldColumn], told: Sequence[Mapping[str, list[FieldValue]]]) -> list[DifferingField]:
-    """The fields that do not have the same values on all sides."""
-    found = []
-    for one in fields:
-        values = [side[one.field] for side in told]
-        if any(mine != values[0] for mine in values):
-            shown: list[list[Json]] = [[*mine[:MOST_VALUES]] for mine in values]
-            found.append(DifferingField(one.field, one.name, shown, [*map(len, values)]))
-    return found
-
-
-def _spec_fields(specs: Sequence[Mapping[str, Json]]) -> list[DifferingField]:
-    """What differs in specs besides the trials that they ask for, and what is said for people."""
-    flats = [
-        dict(flat({name: part for name, part in spec.items() if name not in (*_OF_TRIALS, *_OF_PEOPLE)}))
-        for spec in specs
-    ]
-    paths = dict.fromkeys(path for one in flats for path in one)
-    return [
-        DifferingField(path, path, [[one.get(path)] for one in flats], [1] * len(flats))
-        for path in paths
-        if any(one.get(path) != flats[0].get(path) for one in flats)
-    ]
-
-
 def _side(
     question: CompareQuestion, key: Key, rows: Sequence[_Row], experiment: Experiment | None, left_out: int
 ) -> Side:
@@ -482,27 +452,6 @@ def _drawn(kind: Kind, rows: Sequence[_Row]) -> list[int]:
         rows = [row for row in rows if row.cell == best]
     different = {row.fingerprint: row for row in rows}
     return [row.id for row in sorted(different.values(), key=lambda row: (row.seed, row.id))][:MOST_DRAWN]
-
-
-def _named(sides: Sequence[Side], differing: Sequence[DifferingField]) -> list[Side]:
-    """The sides, those without a name of their own by the first fields that tell them apart."""
-    texts = [column_texts([mine[0] if mine else None for mine in one.values]) for one in differing]
-    told = [(one.name, column) for one, column in zip(differing, texts, strict=True)]
-    naming: list[tuple[str, list[str]]] = []
-    for one in told:
-        if _kinds([*naming, one], len(sides)) > _kinds(naming, len(sides)):
-            naming.append(one)
-    said = [", ".join(f"{name} {_said(column[side])}" for name, column in naming) for side in range(len(sides))]
-    return [replace(side, about=side.about or said[number]) for number, side in enumerate(sides)]
-
-
-def _kinds(columns: Sequence[tuple[str, list[str]]], sides: int) -> int:
-    """How many sides are told apart by these columns."""
-    return len({tuple(column[side] for _, column in columns) for side in range(sides)})
-
-
-def _said(text: str) -> str:
-    return "none" if text == "-" else text
 
 
 def side_layers(session: Session, sides: Sequence[Side]) -> list[SideLayers | None]:
