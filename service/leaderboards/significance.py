@@ -77,35 +77,25 @@ def _is_beaten(
     """Whether one of the rows before it, best first, is better beyond both errors, and printed otherwise.
 
     `leading` are those of them, by their degrees of freedom, than which no better one has a smaller error. Where these
-    are too near by the cruder bound, so are the others, which are nearer and have larger errors: a thousand rows alike
-    are not compared each with each.
+    are too near by the cruder bound, so are the others, which are nearer: a thousand rows alike are not compared each
+    with each.
     """
     mean, error, freedom, _ = row
-    is_open, close = False, math.inf
+    close = math.inf
     for front in leading:
-        nearest, farthest, least = _bounds(front[0][2], freedom)
-        least *= error
-        if least < close:
-            close = least
-        if (front[0][0] - mean) ** 2 <= least:
-            continue
+        least, most = _bounds(front[0][2], freedom)
+        close = min(close, least * error)
         for better in front:
             apart, squared = (better[0] - mean) ** 2, better[1] + error
-            if apart > nearest * squared:
-                is_open = True
-                if (apart > farthest * squared or _is_far(apart, squared, better, row)) and (
-                    printed(better[0]) != printed(mean)
-                ):
-                    return True
-    if not is_open:
-        return False
-    nearest = min([_bounds(front[0][2], freedom)[0] for front in leading])
-    close = max(close, nearest * (min([front[-1][1] for front in leading]) + error))
+            if apart <= least * error:
+                break  # those that follow are nearer
+            if (apart > most * squared or _is_far(apart, squared, better, row)) and printed(better[0]) != printed(mean):
+                return True
     for better in before:
-        apart, squared = (better[0] - mean) ** 2, better[1] + error
+        apart = (better[0] - mean) ** 2
         if apart <= close:
-            return False  # those that follow are nearer
-        if apart > nearest * squared and _is_far(apart, squared, better, row) and printed(better[0]) != printed(mean):
+            break
+        if _is_far(apart, better[1] + error, better, row) and printed(better[0]) != printed(mean):
             return True
     return False
 
@@ -131,18 +121,19 @@ def _is_far(apart: float, error: float, one: _Error | _Row, other: _Error | _Row
     share = one[1] / error  # as in `_freedom`, without a call: a page of a board asks thousands of times
     rest = 1 - share
     t2, freedom = apart / error, 1 / (share * share / one[2] + rest * rest / other[2])
-    quarters = 4 * freedom if freedom < _MOST_FREEDOM else 4 * _MOST_FREEDOM
+    quarters = 4 * min(_MOST_FREEDOM, freedom)
     if t2 <= _critical(math.ceil(quarters))[0]:
         return False
-    return t2 > _critical(int(quarters) if quarters >= 4 else 4)[1] or _chance(t2, freedom) < LEVEL
+    return t2 > _critical(max(4, int(quarters)))[1] or _chance(t2, freedom) < LEVEL
 
 
 @cache
-def _bounds(one: int, other: int) -> tuple[float, float, float]:
-    """The square of t up to which no two means of such degrees of freedom differ, and beyond which all do.
+def _bounds(one: int, other: int) -> tuple[float, float]:
+    """Two bounds for means of such degrees of freedom.
 
-    Third the squared difference, in squared errors of `other`, up to which none of its means differs from one of any
-    error: a larger one makes the difference less significant, but may bring degrees of freedom.
+    The squared difference, in squared errors of `other`, up to which none of its means differs from one of any error:
+    a larger one makes the difference less significant, but may bring degrees of freedom. And the square of t beyond
+    which all differ.
     """
     most, fewest = (min(_MOST_FREEDOM, freedom) for freedom in (one + other, min(one, other)))
     least = math.inf
@@ -154,7 +145,7 @@ def _bounds(one: int, other: int) -> tuple[float, float, float]:
         freedom = most if within else min(most, max(_freedom(low, one, other), _freedom(high, one, other)))
         least = min(least, _critical(math.ceil(4 * freedom))[0] / (1 - low))
     # A little wider than it must be, as both sides are rounded.
-    return _critical(4 * most)[0] * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9), least * (1 - 1e-9)
+    return least * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9)
 
 
 @cache

@@ -1,5 +1,6 @@
 """What is bold: Welch's t-test against SciPy, ties, and what has no error."""
 
+import random
 import statistics
 
 import pytest
@@ -57,6 +58,17 @@ def of(*values: float) -> Measure:
     return spread(values)
 
 
+def compared_each(rows: list[Measure], metric: Metric) -> list[int]:
+    """Those that no other beats, each compared with each."""
+    sign = 1 if metric.more_is_better else -1
+    found = [
+        index
+        for index, one in enumerate(rows)
+        if not any(sign * other.mean > sign * one.mean and chance(one, other) < LEVEL for other in rows)
+    ]
+    return found if len(found) < len(rows) else []
+
+
 class TestUnbeaten:
     def test_one_that_is_best_beyond_its_error(self) -> None:
         assert unbeaten([of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)], Metric.ACCURACY) == [1]
@@ -100,16 +112,21 @@ class TestUnbeaten:
         metric=st.sampled_from([Metric.ACCURACY, Metric.ECE]),
     )
     def test_is_each_compared_with_each(self, rows: list[Measure], metric: Metric) -> None:
-        sign = 1 if metric.more_is_better else -1
-        found = [
-            index
-            for index, one in enumerate(rows)
-            if not any(sign * other.mean > sign * one.mean and chance(one, other) < LEVEL for other in rows)
-        ]
-        expected = found if len(found) < len(rows) else []
+        expected = compared_each(rows, metric)
         assert unbeaten(rows, metric) == expected
         for judged in range(len(rows) + 1):
             assert unbeaten(rows, metric, judged) == [index for index in expected if index < judged]
+
+    @pytest.mark.parametrize("seeds", [(2, 3), (2, 12), (3, 4, 8), (7,), (5000, 2)])
+    def test_among_many_near_the_level(self, seeds: tuple[int, ...]) -> None:
+        """Where errors differ by orders of magnitude one may be beaten by a row that neither leads nor is surest."""
+        rng = random.Random(0)
+        for _ in range(60):
+            rows = [
+                Measure(rng.choice(seeds), 0.5 + round(rng.gauss(0, 0.02), 3), 10 ** rng.uniform(-4, -1.5), 0, 1)
+                for _ in range(rng.choice([6, 12]))
+            ]
+            assert unbeaten(rows, Metric.ACCURACY) == compared_each(rows, Metric.ACCURACY), rows
 
     @given(
         seeds=st.tuples(st.integers(2, 12), st.integers(2, 12)),
