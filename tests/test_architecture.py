@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -110,6 +112,25 @@ class TestImports:
         """Nor torch before it is told whether it has a card: drivers import it too, and compute nothing."""
         found = after("import workers.trial_process.trainable")
         assert {"ray", "workers.depot.home"} <= set(found["modules"])
+        assert {"sqlalchemy", "torch"}.isdisjoint(found["modules"])
+
+    @pytest.mark.slow
+    def test_nor_does_what_a_driver_sends_it(self, tmp_path: Path) -> None:
+        """The class that Tune makes, pickled, has all that the driver gave to it."""
+        from ray import cloudpickle, tune
+
+        from service.specs.spec import Fifo, Resources
+        from workers.driver.tuner import Passes
+
+        spec = SimpleNamespace(resources=Resources(gpus=0.5), scheduler=Fifo())
+        work: Any = SimpleNamespace(
+            spec=spec, data_dir=tmp_path, folder=tmp_path, home=None, feed=mock.Mock(), earlier=(), board_folder=None
+        )
+        with mock.patch.object(tune, "Tuner") as tuner:
+            Passes(mock.Mock(), mock.Mock())._tuner(work, mock.Mock(), None)
+        sent = cloudpickle.dumps(tuner.call_args.args[0])  # type: ignore[no-untyped-call]
+        found = after(f"from ray import cloudpickle; cloudpickle.loads({sent!r}).default_resource_request({{}})")
+        assert "workers.trial_process.trainable" in found["modules"]
         assert {"sqlalchemy", "torch"}.isdisjoint(found["modules"])
 
     @pytest.mark.slow

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,23 +16,19 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from service.queue.contenders import amount
 from service.queue.driver_reads import Curve
-from service.queue.shares import on_whole_cards
 from service.specs.search import best_direction
-from service.specs.spec import Asha, ExperimentSpec, Fifo, Resources
+from service.specs.spec import Asha, ExperimentSpec, Fifo
 from service.storage import open_storage
 from workers.depot.home import Home
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, Feed
 from workers.driver.recorder import Recorder
+from workers.driver.reservation import Reservation
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Verdict, Watchdog
 from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
-
-GIB = 2**30
-NODE_ID = "ray.io/node-id"
-"""A label that Ray gives to each node."""
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -123,7 +118,7 @@ class Passes:
             every_epoch=work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
         )
         return tune.Tuner(
-            tune.with_resources(TrialTrainable, partial(reservation, resources)),
+            tune.with_resources(TrialTrainable, Reservation(amount(resources))),
             param_space=dict(config),
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
@@ -152,18 +147,6 @@ class Passes:
                 self._recorder.died(trial_id, f"it reported nothing for {seconds:g} s (`hung_after`) and was killed")
             case Verdict.YIELD:
                 self._recorder.gave_way(trial_id)
-
-
-def reservation(resources: Resources, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    """What Tune reserves for the trial of a configuration, and not on a node that is shunned: for one alone a card."""
-    needs = amount(resources)
-    if config.get("job", {}).get("alone"):
-        needs = on_whole_cards(needs)
-    bundle = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory_gib * GIB}
-    if not config.get("shunned"):
-        return tune.PlacementGroupFactory([bundle])
-    elsewhere = {NODE_ID: f"!in({', '.join(config['shunned'])})"}
-    return tune.PlacementGroupFactory([bundle], bundle_label_selector=[elsewhere])
 
 
 def _name(trial: Trial) -> str:

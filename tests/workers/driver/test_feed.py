@@ -14,9 +14,12 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import OperationalError
 
 from service.errors import LeaseLostError
+from service.queue.contenders import amount
+from service.queue.shares import Amount
 from service.specs.spec import Fifo, Resources
 from workers.driver.feed import Feed, Slots
-from workers.driver.tuner import make_scheduler, reservation
+from workers.driver.reservation import Reservation
+from workers.driver.tuner import make_scheduler
 from workers.trial_process.messages import Job
 
 FINISHED = Searcher.FINISHED
@@ -126,7 +129,7 @@ class Handed:
         return self
 
     def default_resource_request(self, config: dict[str, Any]) -> Any:
-        return reservation(Resources(), config)
+        return Reservation(Amount(1))(config)
 
     def update_resources(self, resources: Any) -> None:
         self.placement_group_factory = resources
@@ -158,9 +161,7 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
     assert scheduler.choose_trial_to_run(controller) in (waiting, new)
     assert (gone, tuner._trial_to_actor, tuner._actor_to_trial) == (["w"], {beginning: "b"}, {"b": beginning})
     assert (
-        waiting.placement_group_factory
-        == new.placement_group_factory
-        == reservation(Resources(), {"shunned": ("kept",)})
+        waiting.placement_group_factory == new.placement_group_factory == Reservation(Amount(1))({"shunned": ("kept",)})
     )
     assert lessened == [Handed("bad").placement_group_factory]
     assert tuner._staged_trials == {beginning}, "its process starts already"
@@ -171,11 +172,11 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
 
 @pytest.mark.parametrize(("alone", "gpus"), [(False, 0.5), (True, 1.0)])
 def test_what_is_reserved_for_it(alone: bool, gpus: float) -> None:
-    resources = Resources(cpus=2, gpus=0.5, memory_gib=1)
+    reservation = Reservation(amount(Resources(cpus=2, gpus=0.5, memory_gib=1)))
     job = {"job": {"alone": alone}}
-    anywhere = reservation(resources, job)
+    anywhere = reservation(job)
     assert anywhere.bundles == [{"CPU": 2.0, "GPU": gpus, "memory": 2.0**30}]
-    elsewhere = reservation(resources, {**job, "shunned": ("a", "b")})
+    elsewhere = reservation({**job, "shunned": ("a", "b")})
     assert elsewhere.bundles == anywhere.bundles
     assert elsewhere != anywhere, "no process of the one is taken for the other"
     assert elsewhere._kwargs["bundle_label_selector"] == [{"ray.io/node-id": "!in(a, b)"}]
