@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.leaderboards.metrics import Metric
-from service.leaderboards.text_tables import escape_latex
+from service.leaderboards.text_tables import escape_latex, value_text
 from service.paper.presets import Scale
 from service.paper.reference import RATIOS, Label, PaperTable, printed_of
 from service.paper.reproduction import Reproduction, TableRow
@@ -112,7 +112,7 @@ def _short(value: Label) -> str:
     for numerator, denominator in ((1, 2), (1, 3), (1, 4)):
         if isinstance(value, float) and math.isclose(value, numerator / denominator):
             return f"{numerator}/{denominator}"
-    return f"{value:g}"
+    return value_text(value)
 
 
 _LAYOUTS = {
@@ -221,7 +221,8 @@ def figure_latex(figure: PaperFigure) -> str:
         options += f", xtick={{{at}}}, xticklabels={{{labels}}}, xmin={figure.reach[0]:g}, xmax={figure.reach[1]:g}"
         if wide(panel_values(panel)):
             options += ", ymode=log"
-        lines += ["\\begin{tikzpicture}", f"\\begin{{axis}}[{options}, legend pos=outer north east]"]
+        # Each in a paragraph of its own: two in one line run off the page.
+        lines += ["", "\\begin{tikzpicture}", f"\\begin{{axis}}[{options}, legend pos=outer north east]"]
         for index, name in enumerate(figure.series):
             mine = [point for point in panel.points if point.series == index]
             for point in mine:

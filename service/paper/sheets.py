@@ -3,7 +3,7 @@
 from service.leaderboards.metrics import Measure, Metric
 from service.leaderboards.sheets import read
 from service.leaderboards.significance import SAID, unbeaten
-from service.leaderboards.text_tables import Cell, Measured, Sheet
+from service.leaderboards.text_tables import Cell, Measured, Sheet, value_text
 from service.paper.reference import RATIOS, Label
 from service.paper.reproduction import Reproduction, TableRow
 
@@ -36,7 +36,7 @@ def table_sheet(found: Reproduction) -> Sheet:
     if found.other_protocols:
         notes.append(f"results under {len(found.other_protocols)} other protocols are not shown")
     for row in found.rows:
-        named = ", ".join(f"{name} {'-' if value is None else value}" for name, value in row.labels.items())
+        named = ", ".join(f"{name} {value_text(value)}" for name, value in row.labels.items())
         notes += [f"{named}: {note}" for note in row.notes]
     return Sheet(f"{found.name}: {found.title}", [*headings, "status"], [*numeric, False], rows, notes)
 

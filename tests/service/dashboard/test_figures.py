@@ -38,6 +38,20 @@ def test_latex_has_an_axis_for_each_panel(sqlite_api: TestClient, name: str) -> 
     assert code.count("\\addplot") == code.count("\\addlegendentry")
 
 
+def test_latex_has_a_paragraph_for_each_panel(sqlite_api: TestClient) -> None:
+    """Two in one line would run off the page."""
+    for name in PANELS:
+        text = sqlite_api.get(f"/figures/{PAPER}/{name}.tex").text
+        assert text.count("\n\n\\begin{tikzpicture}\n") == text.count("\\begin{tikzpicture}")
+
+
+def test_a_large_number_is_written_out(sqlite_api: TestClient) -> None:
+    for form in ("svg", "tex"):
+        text = sqlite_api.get(f"/figures/{PAPER}/lipschitz.{form}").text
+        assert "lambda_ort 900000" in text
+        assert "lambda_ort 1200000" in text
+
+
 def test_what_table_3_prints_stands_in_the_figure(sqlite_api: TestClient) -> None:
     text = sqlite_api.get(f"/figures/{PAPER}/lipschitz.tex").text
     assert "  (3.69897,0.93) +- (0,0)\n" in text  # lambda_ort 5e3 of LipConvNet-5

@@ -37,3 +37,12 @@ def test_a_row_that_lacks_seeds_takes_no_part() -> None:
     rows = [row({"rank": rank}, "accuracy", mean) for rank, mean in ((None, 0.5), (192, 0.6))]
     rows.append(row({"rank": 256}, "accuracy", 0.9, status="3 of 5 seeds"))
     assert bold(["rank"], "accuracy", rows) == [False, True, False]
+
+
+def test_notes_name_rows_as_the_rows_do() -> None:
+    spread = Spread(mean=0.5, std=None, min=0.5, max=0.5, seeds=1)
+    labels: dict[str, Label] = {"depth": 30, "lambda_ort": 1_200_000.0, "rank": None}
+    one = TableRow(labels, "complete", "cell", 1, 1, {"accuracy": spread}, {}, ["the nearest"])
+    sheet = table_sheet(Reproduction("name", "title", [*labels], ["accuracy"], {}, [], [one], "paper"))
+    assert sheet.texts[0][:3] == ["30", "1200000", "-"]
+    assert sheet.notes == ["depth 30, lambda_ort 1200000, rank -: the nearest"]
