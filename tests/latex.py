@@ -12,10 +12,10 @@ TEXT = {"\\textbackslash", "\\textasciicircum", "\\textasciitilde", "\\textless"
 ESCAPED = {f"\\{character}" for character in "{}$&#%_"}
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|%[^\n]*\n?|[{}$&#_^~]|\n[ \t]*\n|\s+|[^\\%{}$&#_^~\s]+", re.DOTALL)
 _TABLE = re.compile(
-    r"\\begin\{table\}\n\\centering\n\\caption\{(?P<caption>.*)\}\n\\small\n"
+    r"\\begin\{table\}\n\\centering\n\\caption\{(?P<caption>.*)\}\n(?:\\small\n"
     r"\\resizebox\{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi\}\{!\}\{%\n"
     r"\\begin\{tabular\}\{(?P<columns>[lr]+)\}\n\\toprule\n(?P<head>.*) \\\\\n\\midrule\n(?P<rows>(?:.* \\\\\n)*)"
-    r"\\bottomrule\n\\end\{tabular\}\}\n"
+    r"\\bottomrule\n\\end\{tabular\}\}\n)?"
     r"(?:\n\\medskip\n\\parbox\{\\linewidth\}\{\\footnotesize\\raggedright (?P<notes>[^\n]*(?:\\\\\n[^\n]*)*)\}\n)?"
     r"\\end\{table\}\n"
 )
@@ -44,7 +44,7 @@ def check(text: str, *, standalone: bool = False) -> int:
     else:
         assert text.startswith(_HEAD), text[:100]
         body = text.removeprefix(_HEAD)
-    place = found = 0
+    place = found = waiting = 0
     body = body if body.endswith("\n") or not body else body + "\n"
     while place < len(body):
         table = _TABLE.match(body, place)
@@ -52,11 +52,24 @@ def check(text: str, *, standalone: bool = False) -> int:
         _check_table(table)
         place, found = table.end(), found + 1
         place += body[place : place + 1] == "\n"
+        waiting += 1
+        if body.startswith("\\clearpage\n", place):
+            place, waiting = place + len("\\clearpage\n"), 0
+        assert waiting < 18, "too many tables may wait for a page"
     return found
 
 
 def _check_table(table: re.Match[str]) -> None:
     _check_text(table["caption"])
+    assert (table["rows"] or "").count("\n") + (table["notes"] or "").count("\n") < 40, "longer than a page"
+    if table["columns"] is not None:
+        _check_rows(table)
+    for note in (table["notes"] or "").split("\\\\\n"):
+        _check_text(note)
+        assert not note.startswith(("[", "*")), note
+
+
+def _check_rows(table: re.Match[str]) -> None:
     columns = len(table["columns"])
     rows = [table["head"], *(row.removesuffix(" \\\\") for row in table["rows"].splitlines())]
     for row in rows:
@@ -66,9 +79,6 @@ def _check_table(table: re.Match[str]) -> None:
             _check_text(cell)
             # What begins a row must be nothing that \\ or a rule takes for its option.
             assert not cell.startswith(("[", "*")), cell
-    for note in (table["notes"] or "").split("\\\\\n"):
-        _check_text(note)
-        assert not note.startswith(("[", "*")), note
 
 
 def _check_text(text: str) -> None:
@@ -106,5 +116,6 @@ def compiled(documents: Mapping[str, str], folder: Path) -> bool:
         assert done.returncode == 0, done.stdout[-2000:]
         assert "Missing character" not in done.stdout
         assert "wide" not in name or "Overfull" not in done.stdout
+        assert "Float too large" not in done.stdout
         assert (folder / f"{name}.pdf").stat().st_size > 1000
     return program is not None

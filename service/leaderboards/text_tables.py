@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -195,9 +196,22 @@ def escape_markdown(text: str) -> str:
     return escaped.replace("://", ":\\/\\/").replace("www.", "www\\.")  # GitHub makes links of bare addresses
 
 
+_PAGE = 36
+"""Lines of rows and notes that a page has room for, whatever the document: LaTeX prints none that stand below it."""
+_LINE = 80
+"""Characters of a caption or a note that a line has room for."""
+_WAITING = 16
+"""LaTeX fails where some fifty tables wait for their pages: after so many it is told to print them."""
+
+
 def to_latex(sheets: Sequence[Sheet], *, standalone: bool = False) -> str:
-    """`table` environments with booktabs' rules, shrunk to the line where they are wider; `standalone`: a document."""
-    body = "\n".join(map(_latex, sheets))
+    """`table` environments with booktabs' rules, shrunk to the line where they are wider; `standalone`: a document.
+
+    What is longer than a page goes on in further ones.
+    """
+    tables = [table for sheet in sheets for table in _latex(sheet)]
+    groups = ["\n".join(tables[first : first + _WAITING]) for first in range(0, len(tables), _WAITING)]
+    body = "\n\\clearpage\n".join(groups)
     if not standalone:
         return f"% needs \\usepackage{{booktabs}} and \\usepackage{{graphicx}}\n{body}"
     packages = ("[T1]{fontenc}", "{booktabs}", "{graphicx}", "[a4paper,landscape,margin=1cm]{geometry}")
@@ -208,25 +222,57 @@ def to_latex(sheets: Sequence[Sheet], *, standalone: bool = False) -> str:
 _SHRUNK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
-def _latex(sheet: Sheet) -> str:
-    columns = "".join("r" if numeric else "l" for numeric in sheet.numeric)
-    lines = [
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{escape_latex('. '.join(filter(None, (sheet.title, sheet.above))))}}}",
-        "\\small",
-        _SHRUNK,
-        f"\\begin{{tabular}}{{{columns}}}",
-        "\\toprule",
-        " & ".join(map(_braced, sheet.headings)) + " \\\\",
-        "\\midrule",
-        *(" & ".join(map(_latex_cell, row)) + " \\\\" for row in sheet.texts),
-        "\\bottomrule",
-        "\\end{tabular}}",
-    ]
-    if sheet.notes:
-        notes = "\\\\\n".join(map(_braced, sheet.notes))
-        lines += ["", "\\medskip", f"\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright {notes}}}"]
+def _latex(sheet: Sheet) -> list[str]:
+    caption = ". ".join(filter(None, (sheet.title, sheet.above)))
+    pages = _pages(sheet, _lines(caption))
+    tables = [_latex_page(sheet, caption, *pages[0])]
+    return tables + [_latex_page(sheet, f"{sheet.title}, continued", *page) for page in pages[1:]]
+
+
+_Texts = list[list[str | Measured]]
+
+
+def _pages(sheet: Sheet, above: int) -> list[tuple[_Texts, list[str]]]:
+    """Its rows, then its notes, by page; so many lines stand above them."""
+    pages: list[tuple[_Texts, list[str]]] = [([], [])]
+    whole = max(_PAGE - above, 1)
+    room = whole
+    notes = [part for note in sheet.notes for part in textwrap.wrap(note, whole * _LINE, break_on_hyphens=False)]
+    entries: list[list[str | Measured] | str] = [*sheet.texts, *notes]
+    for one in entries:
+        lines = _lines(one) if isinstance(one, str) else 1
+        if lines > room and room < whole:
+            pages.append(([], []))
+            room = whole
+        room -= lines
+        if isinstance(one, str):
+            pages[-1][1].append(one)
+        else:
+            pages[-1][0].append(one)
+    return pages
+
+
+def _lines(text: str) -> int:
+    return -(-len(text) // _LINE)
+
+
+def _latex_page(sheet: Sheet, caption: str, rows: _Texts, notes: Sequence[str]) -> str:
+    lines = ["\\begin{table}", "\\centering", f"\\caption{{{escape_latex(caption)}}}"]
+    if rows or not notes:
+        lines += [
+            "\\small",
+            _SHRUNK,
+            f"\\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in sheet.numeric)}}}",
+            "\\toprule",
+            " & ".join(map(_braced, sheet.headings)) + " \\\\",
+            "\\midrule",
+            *(" & ".join(map(_latex_cell, row)) + " \\\\" for row in rows),
+            "\\bottomrule",
+            "\\end{tabular}}",
+        ]
+    if notes:
+        said = "\\\\\n".join(map(_braced, notes))
+        lines += ["", "\\medskip", f"\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright {said}}}"]
     return "\n".join([*lines, "\\end{table}"]) + "\n"
 
 

@@ -133,7 +133,8 @@ class TestLatex:
         text = to_latex([sheet(HOSTILE)])
         assert set(re.findall(r"\\([a-zA-Z]+)", text)) - {"usepackage"} <= COMMANDS
         opened = re.findall(r"\\(begin|end)\{(\w+)\}", text)
-        assert opened == [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")]
+        notes = [("begin", "table"), ("end", "table")]  # the last of them, on a page of their own
+        assert opened == [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table"), *notes]
         bare = re.sub(r"\\[\\{}$&#%_]", "", text.replace("{%", "{"))
         assert bare.count("{") == bare.count("}")
         body = text[text.index("\\toprule") : text.index("\\bottomrule")]
@@ -153,10 +154,31 @@ class TestLatex:
             "inside": around % to_latex([sheet(HOSTILE)]),
             "wide inside": around % to_latex([wide]),
         }
-        for name in ("alone", "wide"):
-            assert latex.check(documents[name], standalone=True) == 1
+        assert latex.check(documents["alone"], standalone=True) == 2
+        assert latex.check(documents["wide"], standalone=True) == 1
         if not latex.compiled(documents, tmp_path):
             pytest.skip("there is no TeX here; it was read by our own reader alone")
+
+    def test_nothing_stands_below_a_page(self, tmp_path: Path) -> None:
+        """LaTeX prints neither rows nor notes that a page has no room for, and fails where many tables wait."""
+        rows: list[list[Cell]] = [[number, 0.5, Measured(number, 0.25, 1)] for number in range(130)]
+        notes = [f"note {number}" for number in range(60)] + ["missing: " + "soc-tt 8: seed 3 diverged; " * 200]
+        long = Sheet("long", ["#", "lr", "accuracy (%)"], [True] * 3, rows, notes, "All rows: lr 0.5.")
+        text = to_latex([long])
+        assert latex.check(text) > 6
+        assert re.findall(r"^\{(\d+)\} & \{0\.5\} & (\d+)\.0 \$", text, re.MULTILINE) == [
+            (str(number), str(number)) for number in range(130)
+        ]
+        assert re.findall(r"\{note (\d+)\}", text) == [str(number) for number in range(60)]
+        assert text.count("seed 3 diverged;") == 200
+        assert text.count("\\caption{long. All rows: lr 0.5.}") == 1
+        assert text.count("\\caption{long, continued}") == latex.check(text) - 1
+        many = [Sheet(f"{number}", ["x"], [True], [[number]]) for number in range(70)]
+        packages = "\\usepackage{booktabs}\n\\usepackage{graphicx}"
+        around = f"\\documentclass{{article}}\n{packages}\n\\begin{{document}}\n%s\n\\end{{document}}\n"
+        assert latex.check(to_latex(many)) == 70
+        documents = {"long": around % text, "long alone": to_latex([long], standalone=True)}
+        latex.compiled(documents | {"many": around % to_latex(many)}, tmp_path)
 
     @given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
     def test_any_names_are_read(self, names: list[str]) -> None:
