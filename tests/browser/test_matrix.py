@@ -64,6 +64,29 @@ def test_a_saved_picture_says_what_it_shows(site: Site, browse: Callable[..., Ta
         assert picture.height > 2 * (shown["height"] + 40)  # the head is above the matrices
 
 
+def test_long_headings_stand_above_their_matrices(live: Site, browse: Callable[..., Tab]) -> None:
+    fields = {"training.batch_size": [32, 64], "training.lr": [0.1, 0.2], "training.momentum": [0, 0.9]}
+    grid = {"rank": [2, 4], "lambda_ort": [0.0, 1.0], "training.weight_decay": [0, 0.1], **fields}
+    spec = ExperimentSpec(name="many", base={"dataset": "cifar10", "model": "vgg11", "layer": "tt"}, grid=grid)
+    made = live.database.write(lambda session: submit(session, Draft(spec, expand_grid(spec, max_trials=100))).id)
+    tab = drawn(browse(f"{live.url}/experiments/{made}"))
+    _, content = tab.saved("#matrix button[data-save=svg]")
+    tab.go("about:blank")
+    tab.page.evaluate("drawing => (document.body.innerHTML = drawing)", content.decode())
+    names, overlapping = tab.page.evaluate(
+        """() => {
+            const texts = [...document.querySelectorAll("svg text")];
+            const box = (one) => one.getBoundingClientRect();
+            const over = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+            const names = texts.filter((one) => one.textContent === "lambda_ort");
+            const others = texts.filter((one) => !names.includes(one));
+            const hidden = others.filter((b) => names.some((a) => over(box(a), box(b))));
+            return [names.length, hidden.map((b) => b.textContent)];
+        }"""
+    )
+    assert (names, overlapping) == (16, [])
+
+
 def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab]) -> None:
     page = drawn(browse(f"{site.url}/experiments/1")).page
     page.locator("#matrix .canvas").focus()

@@ -538,7 +538,7 @@ class TestEveryPage:
     @pytest.mark.parametrize(
         ("scheme", "widths", "other"),
         [
-            ("light", (1280, 1920), ("dark", 390)),
+            ("light", (1280, 1920, 320), ("dark", 390)),  # 320: one of 1280, four times as large
             deep("dark", (390,), None),
             deep("dark", (1280,), None),
             deep("light", (390,), None),
