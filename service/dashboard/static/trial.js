@@ -290,8 +290,10 @@ async function follow() {
   if (following !== null || document.hidden) return;
   following = new AbortController();
   const { signal } = following;
+  let refused = false;
   try {
     const response = await fetch(`/v1/trials/${trialId}/logs?follow=true&tail=1000`, { signal, credentials: "same-origin" });
+    refused = !response.ok && response.status <= 500;
     if (!response.ok) throw new Error(response.statusText);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let first = true;
@@ -310,8 +312,9 @@ async function follow() {
     }
     live.dataset.ended = "";
   } catch {
-    // Left, or the service is away for a moment: it is read anew when the tab is seen again.
-    if (following?.signal === signal) following = null;
+    if (following?.signal !== signal) return; // left
+    following = null; // it is read anew when the tab is seen again, or soon where the service is away for a moment
+    if (!refused) setTimeout(look, AGAIN);
   }
 }
 
