@@ -151,6 +151,17 @@ class TestCurves:
                 texts = [text.text for text in ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}text")]
                 assert texts.count("epoch") == 4  # below each chart
 
+    def test_what_had_no_answer_is_asked_for_again(self, tab: Tab) -> None:
+        page = tab.page
+        page.route("**/v1/curves?*", lambda route: route.fulfill(status=503, json={"detail": "away"}), times=1)
+        page.locator("input[name=best]").fill("3")
+        page.locator(".curves-form button[type=submit]").click()
+        page.locator(".curves-problem:text-is('away')").wait_for()
+        page.locator(".curves-form button[type=submit]").click()
+        page.locator(".curves-figure[data-drawn='4']").wait_for()
+        assert page.locator(".curves-problem").is_hidden()
+        tab.complaints.clear()  # the console tells of what had no answer
+
     def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/experiments/1#trials-panel").page
         page.locator("input[name=trial][value='1']").check()

@@ -405,8 +405,14 @@ class Matrix {
     else this.chosen.set(index, null);
     this.moveTo(facet, x, y);
     this.redraw([facet]);
-    if (!this.chosen.has(index)) return;
-    const { answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    await this.identify(index);
+  }
+
+  /** Asks which cell a chosen place is, which its comparison names: again where the service does not answer. */
+  async identify(index) {
+    if (this.chosen.get(index) !== null) return; // known, or no longer chosen
+    const { status, answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    if (status === 0 || status > 500) setTimeout(() => this.identify(index), AGAIN);
     if (answer?.cell && this.chosen.has(index)) this.chosen.set(index, answer.cell);
     this.count();
   }
