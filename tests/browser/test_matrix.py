@@ -301,6 +301,7 @@ def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) ->
 
 
 def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..., Tab]) -> None:
+    other = drawn(browse(f"{live.url}/experiments/1")).page
     tab = drawn(browse(f"{live.url}/experiments/1"))
     page = tab.page
     page.click("button:text-is('Edit')")
@@ -315,6 +316,8 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
     assert page.locator("h1").inner_text() == "Another <b>name</b>"
     assert page.locator("#summary .tag").all_inner_texts() == ["ranks", "thesis"]
     assert page.evaluate("document.activeElement.textContent") == "Edit"
+    other.locator("h1:text-is('Another <b>name</b>')").wait_for()
+    assert other.title() == page.title() == "Another <b>name</b> (experiment 1) · ttsv"
     page.click("button:text-is('Edit')")
     dialog.locator("[name=name]").fill("x")
     page.evaluate("document.querySelector('#edit-dialog [name=priority]').removeAttribute('max')")

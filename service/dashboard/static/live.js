@@ -204,7 +204,10 @@ function ofExperiment() {
       throw error;
     });
     if (fresh === null) return;
-    for (const id of ["summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
+    const heading = document.getElementById("heading");
+    const named = heading.textContent;
+    for (const id of ["heading", "summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
+    document.title = document.title.replace(named, () => heading.textContent); // in another tab it was called so
     for (const row of fresh.querySelectorAll("#rows > tr")) {
       const old = document.querySelector(`tr[data-trial="${row.dataset.trial}"]`);
       if (old) exchange(old, row);
