@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from PIL import Image
@@ -65,8 +66,12 @@ def test_a_saved_picture_says_what_it_shows(site: Site, browse: Callable[..., Ta
 
 
 def test_long_headings_stand_above_their_matrices(live: Site, browse: Callable[..., Tab]) -> None:
-    fields = {"training.batch_size": [32, 64], "training.lr": [0.1, 0.2], "training.momentum": [0, 0.9]}
-    grid = {"rank": [2, 4], "lambda_ort": [0.0, 1.0], "training.weight_decay": [0, 0.1], **fields}
+    fields: dict[str, list[Any]] = {
+        "training.batch_size": [32, 64],
+        "training.lr": [0.1, 0.2],
+        "training.momentum": [0, 0.9],
+    }
+    grid = fields | {"rank": [2, 4], "lambda_ort": [0.0, 1.0], "training.weight_decay": [0, 0.1]}
     spec = ExperimentSpec(name="many", base={"dataset": "cifar10", "model": "vgg11", "layer": "tt"}, grid=grid)
     made = live.database.write(lambda session: submit(session, Draft(spec, expand_grid(spec, max_trials=100))).id)
     tab = drawn(browse(f"{live.url}/experiments/{made}"))
