@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from PIL import Image
@@ -64,6 +65,33 @@ def test_a_saved_picture_says_what_it_shows(site: Site, browse: Callable[..., Ta
         assert picture.height > 2 * (shown["height"] + 40)  # the head is above the matrices
 
 
+def test_long_headings_stand_above_their_matrices(live: Site, browse: Callable[..., Tab]) -> None:
+    fields: dict[str, list[Any]] = {
+        "training.batch_size": [32, 64],
+        "training.lr": [0.1, 0.2],
+        "training.momentum": [0, 0.9],
+    }
+    grid = fields | {"rank": [2, 4], "lambda_ort": [0.0, 1.0], "training.weight_decay": [0, 0.1]}
+    spec = ExperimentSpec(name="many", base={"dataset": "cifar10", "model": "vgg11", "layer": "tt"}, grid=grid)
+    made = live.database.write(lambda session: submit(session, Draft(spec, expand_grid(spec, max_trials=100))).id)
+    tab = drawn(browse(f"{live.url}/experiments/{made}"))
+    _, content = tab.saved("#matrix button[data-save=svg]")
+    tab.go("about:blank")
+    tab.page.evaluate("drawing => (document.body.innerHTML = drawing)", content.decode())
+    names, overlapping = tab.page.evaluate(
+        """() => {
+            const texts = [...document.querySelectorAll("svg text")];
+            const box = (one) => one.getBoundingClientRect();
+            const over = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+            const names = texts.filter((one) => one.textContent === "lambda_ort");
+            const others = texts.filter((one) => !names.includes(one));
+            const hidden = others.filter((b) => names.some((a) => over(box(a), box(b))));
+            return [names.length, hidden.map((b) => b.textContent)];
+        }"""
+    )
+    assert (names, overlapping) == (16, [])
+
+
 def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab]) -> None:
     page = drawn(browse(f"{site.url}/experiments/1")).page
     page.locator("#matrix .canvas").focus()
@@ -96,10 +124,12 @@ def test_hover_says_mean_and_deviation_and_a_click_opens(site: Site, browse: Cal
 
 
 def test_places_are_chosen_by_keys_and_mouse_and_compared(site: Site, browse: Callable[..., Tab]) -> None:
-    page = drawn(browse(f"{site.url}/experiments/1")).page
+    tab = drawn(browse(f"{site.url}/experiments/1"))
+    page = tab.page
     place, bar = page.locator("#matrix .canvas"), page.locator("#matrix .chosen")
     assert not bar.is_visible()
     place.focus()
+    page.route("**/v1/trials/*", lambda route: route.fulfill(status=503), times=1)  # asked for again
     page.keyboard.press("Space")
     assert bar.locator(".count").inner_text() == "1 chosen: choose 2 to 10 to compare them"
     assert "; chosen; " in page.locator("#matrix .readout").inner_text()
@@ -122,6 +152,7 @@ def test_places_are_chosen_by_keys_and_mouse_and_compared(site: Site, browse: Ca
     bar.locator("[data-none]").click()
     assert not bar.is_visible()
     assert page.evaluate("() => document.activeElement.getAttribute('aria-roledescription')") == "matrix"
+    tab.complaints.clear()  # the console tells of what had no answer
 
 
 def test_holes_are_in_the_key_and_small_places_say_which_seeds_lack(live: Site, browse: Callable[..., Tab]) -> None:
@@ -275,6 +306,7 @@ def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) ->
 
 
 def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..., Tab]) -> None:
+    other = drawn(browse(f"{live.url}/experiments/1")).page
     tab = drawn(browse(f"{live.url}/experiments/1"))
     page = tab.page
     page.click("button:text-is('Edit')")
@@ -289,6 +321,8 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
     assert page.locator("h1").inner_text() == "Another <b>name</b>"
     assert page.locator("#summary .tag").all_inner_texts() == ["ranks", "thesis"]
     assert page.evaluate("document.activeElement.textContent") == "Edit"
+    other.locator("h1:text-is('Another <b>name</b>')").wait_for()
+    assert other.title() == page.title() == "Another <b>name</b> (experiment 1) · ttsv"
     page.click("button:text-is('Edit')")
     dialog.locator("[name=name]").fill("x")
     page.evaluate("document.querySelector('#edit-dialog [name=priority]').removeAttribute('max')")

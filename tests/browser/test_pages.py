@@ -43,9 +43,17 @@ def posted(site: Site, name: str, **more: Any) -> int:
     return made
 
 
+def leave(page: Any) -> None:
+    """What a browser says when somebody turns to another tab. (One without a window shows all of them.)"""
+    page.evaluate(
+        "() => { Object.defineProperty(document, 'hidden', {configurable: true, value: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+
+
 def come_back(page: Any) -> None:
     """What a browser says when somebody returns to a tab."""
-    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+    page.evaluate("() => { delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); }")
 
 
 class TestCurves:
@@ -142,6 +150,17 @@ class TestCurves:
             if kind == "svg":
                 texts = [text.text for text in ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}text")]
                 assert texts.count("epoch") == 4  # below each chart
+
+    def test_what_had_no_answer_is_asked_for_again(self, tab: Tab) -> None:
+        page = tab.page
+        page.route("**/v1/curves?*", lambda route: route.fulfill(status=503, json={"detail": "away"}), times=1)
+        page.locator("input[name=best]").fill("3")
+        page.locator(".curves-form button[type=submit]").click()
+        page.locator(".curves-problem:text-is('away')").wait_for()
+        page.locator(".curves-form button[type=submit]").click()
+        page.locator(".curves-figure[data-drawn='4']").wait_for()
+        assert page.locator(".curves-problem").is_hidden()
+        tab.complaints.clear()  # the console tells of what had no answer
 
     def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/experiments/1#trials-panel").page
@@ -405,6 +424,39 @@ class TestLists:
             assert alarm.locator("a").get_attribute("href") == "/"
             tab.complaints.clear()  # the console tells of what was refused
 
+    def test_more_tabs_are_opened_than_a_browser_has_connections(self, live: Site, browse: Callable[..., Tab]) -> None:
+        first = browse("about:blank", fresh=True).page
+        paths = ["/experiments/1", "/trials/90", "/", "/pool"] * 2
+        tabs = [first, *(first.context.new_page() for _ in paths[1:])]
+        for page, path in zip(tabs, paths, strict=True):
+            with page.expect_response(lambda answer: "stream?" in answer.url and answer.status == 200):
+                page.goto(f"{live.url}{path}")
+            leave(page)
+        live.database.write(lambda session: grids.finish(session, 90, 0.5))
+        assert first.locator("#summary", has_text="18 running").count() == 1
+        come_back(first)
+        first.locator("#summary", has_text="17 running").wait_for()
+        live.database.write(lambda session: grids.finish(session, 91, 0.5))
+        first.locator("#summary", has_text="16 running").wait_for()  # it listens again
+
+    def test_what_is_over_is_listened_to(self, live: Site, browse: Callable[..., Tab]) -> None:
+        live.database.write(lambda session: actions.cancel(session, 1))
+        of_experiment, of_trial = browse(f"{live.url}/experiments/1"), browse(f"{live.url}/trials/1")
+        for tab in (of_experiment, of_trial):
+            tab.quiet(2)
+            assert not [url for url in tab.asked if "/changes" in url or "/summary" in url]
+        # Somebody else has it go on.
+        live.database.write(lambda session: actions.retry(session, 1))
+        of_experiment.page.locator("#summary .state", has_text="queued").first.wait_for()
+        live.database.write(lambda session: actions.cancel(session, 1))
+        of_experiment.page.locator("#summary .state", has_text="cancelled").first.wait_for()
+        live.database.write(lambda session: deletion.mark(session, 1, ANYONE, force=True))
+        for tab in (of_experiment, of_trial):
+            tab.page.locator("main > .alarm[role=alert]", has_text="it was deleted").wait_for()
+        for tab in (of_experiment, of_trial):
+            tab.quiet(0.5)
+            tab.complaints.clear()  # the console tells of what was refused
+
     @staticmethod
     def received(tab: Tab) -> list[int]:
         """The bytes of answers that come from now on, one after the other."""
@@ -497,7 +549,7 @@ class TestEveryPage:
     @pytest.mark.parametrize(
         ("scheme", "widths", "other"),
         [
-            ("light", (1280, 1920), ("dark", 390)),
+            ("light", (1280, 1920, 320), ("dark", 390)),  # 320: one of 1280, four times as large
             deep("dark", (390,), None),
             deep("dark", (1280,), None),
             deep("light", (390,), None),

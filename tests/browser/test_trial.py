@@ -127,6 +127,28 @@ def test_hover_and_keys_say_what_is_there(shown: Site, browse: Callable[..., Tab
         assert content.startswith(begins)
 
 
+def test_what_has_no_answer_for_a_moment_is_asked_for_again(shown: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse("about:blank")
+    page = tab.page
+    picture = page.locator(".picture[data-picture=corruptions]")
+    answered = "() => document.querySelector('.picture[data-picture=corruptions]').dataset.drawn !== undefined"
+    page.route("**/v1/trials/1/result", lambda route: route.fulfill(status=503))
+    with page.expect_response("**/v1/trials/1/result"):
+        tab.go(f"{shown.url}/trials/1#robustness")
+    page.unroute("**/v1/trials/1/result")
+    tab.until(answered)
+    page.route("**/v1/trials/1/result", lambda route: route.abort())
+    with page.expect_event("requestfailed"):
+        page.evaluate("() => document.dispatchEvent(new CustomEvent('progressed'))")
+    page.unroute("**/v1/trials/1/result")
+    assert picture.is_visible()  # what was drawn stands meanwhile
+    with page.expect_response("**/v1/trials/1/result") as again:
+        pass
+    assert again.value.status == 200
+    assert picture.is_visible()
+    tab.complaints.clear()  # the console tells of what had no answer
+
+
 def test_certificates_stand_beside_attacks(shown: Site, browse: Callable[..., Tab]) -> None:
     page = browse(f"{shown.url}/trials/1#robustness").page
     page.wait_for_selector(".picture[data-picture=certified][data-drawn='12']")
@@ -370,6 +392,7 @@ def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[
     page = tab.page
     page.wait_for_timeout(500)
     assert not [url for url in tab.asked if "/logs" in url]
+    page.route("**/logs?*", lambda route: route.fulfill(status=503), times=1)  # asked for again
     page.locator("#tabs a[href='#followed']").click()
     page.locator("#log-live:has-text('the first line')").wait_for()
     with log.open("a") as file:
@@ -391,6 +414,7 @@ def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[
 
     live.database.write(fail)
     page.wait_for_selector("#log-live[data-ended]")
+    tab.complaints.clear()  # the console tells of what had no answer
 
 
 def test_radii_of_every_image_are_read_from_their_file(live: Site, browse: Callable[..., Tab]) -> None:

@@ -4,13 +4,18 @@ import { fileName, save } from "/static/save.js";
 import { colour } from "/static/theme.js";
 
 const MOST_LAYERS = 48;
+const AGAIN = 2000; // after which is asked again where the service did not answer
 
 const panel = document.querySelector(".spectra-panel");
 
+/** What the service answers; throws where it refuses. Where it is away for a moment it is asked again. */
 async function read(address) {
-  const response = await fetch(address, { headers: { Accept: "application/json" }, credentials: "same-origin" });
-  if (!response.ok) throw new Error(response.statusText);
-  return response.json();
+  for (;;) {
+    const response = await fetch(address, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
+    if (response?.ok) return response.json();
+    if (response !== null && response.status <= 500) throw new Error(response.statusText);
+    await new Promise((done) => setTimeout(done, AGAIN));
+  }
 }
 
 /** A trial's layers with their singular values, [{name, index, values}], and its delta; null where none were kept. */

@@ -523,6 +523,7 @@ function setUp(panel) {
   Object.assign(view.options, said());
   const ofPage = named.defaultValue;
   let asked = null;
+  let failed = false; // what was asked last, which is worth another try
   let wanted = 0;
 
   function query() {
@@ -551,7 +552,7 @@ function setUp(panel) {
       problem.textContent = error.message;
     }
     figure.hidden = next === null;
-    if (next === null || (!force && String(next) === asked)) return;
+    if (next === null || (!force && !failed && String(next) === asked)) return;
     asked = String(next);
     wanted += 1;
     const mine = wanted;
@@ -559,6 +560,7 @@ function setUp(panel) {
     try {
       const data = await readCurves(next);
       if (mine !== wanted) return;
+      failed = false;
       const epochs = data.curves.some((curve) => curve.epoch.length > 0);
       problem.hidden = epochs;
       problem.textContent = "None of these trials has done an epoch yet.";
@@ -566,6 +568,7 @@ function setUp(panel) {
       if (epochs) view.show(data);
     } catch (error) {
       if (mine !== wanted) return;
+      failed = true;
       problem.hidden = false;
       problem.textContent = error.message;
       if (!force) figure.hidden = true; // those of others are none of these

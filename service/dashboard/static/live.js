@@ -135,7 +135,8 @@ export async function refresh(only = "[data-live]", address = location.href) {
   document.dispatchEvent(new CustomEvent("refreshed"));
 }
 
-const { stream, after, changes, fields, open, trial } = document.body.dataset;
+const { stream, rest, after, changes, fields, open, trial } = document.body.dataset;
+let over = open === undefined; // a stream of what is over would end at once
 let source = null;
 let newest = Number(after ?? 0);
 let refusals = 0;
@@ -146,7 +147,7 @@ let refusals = 0;
  */
 function listen(address, handlers, again) {
   hush();
-  if (gone) return;
+  if (gone || document.hidden) return;
   const mine = new EventSource(address);
   source = mine;
   for (const [name, handle] of Object.entries(handlers)) {
@@ -168,9 +169,24 @@ function hush() {
   source = null;
 }
 
-/** Reads where somebody comes back to the page: what is over has no stream, and may have been deleted meanwhile. */
-function onReturn(reading) {
-  document.addEventListener("visibilitychange", () => document.hidden || reading.now());
+/**
+ * Listens while somebody looks at the page, and reads where they come back to it. A browser has six connections to a
+ * service for all tabs together: pages in the background that held one each would leave none to open another by.
+ */
+function whileSeen(connect, reading) {
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) reading.now();
+    connect();
+  });
+  connect();
+}
+
+/** Listens to what is over: that it is deleted, whereupon the stream is refused, or that it goes on. */
+function listenOn(progress, reading) {
+  listen(rest, { progress }, () => {
+    reading(); // says that it was deleted
+    listenOn(progress, reading);
+  });
 }
 
 /** The page of an experiment. */
@@ -188,7 +204,10 @@ function ofExperiment() {
       throw error;
     });
     if (fresh === null) return;
-    for (const id of ["summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
+    const heading = document.getElementById("heading");
+    const named = heading.textContent;
+    for (const id of ["heading", "summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
+    document.title = document.title.replace(named, () => heading.textContent); // in another tab it was called so
     for (const row of fresh.querySelectorAll("#rows > tr")) {
       const old = document.querySelector(`tr[data-trial="${row.dataset.trial}"]`);
       if (old) exchange(old, row);
@@ -214,21 +233,32 @@ function ofExperiment() {
     trials: ({ ids }) => changed(ids),
     event: ({ trial_id: id, kind }) => changed(id === null ? [] : [id], RESHAPING.has(kind)),
     end: () => {
-      hush();
+      over = true;
+      connect();
       soon();
     },
   };
-  const connect = () =>
+  const goesOn = ({ state }) => {
+    if (!OPEN.has(state)) return;
+    over = false;
+    connect();
+  };
+  const connect = () => {
+    if (over) {
+      listenOn(goesOn, soon);
+      return;
+    }
     listen(`${stream}&after=${newest}`, handlers, () => {
       soon(); // says why it was refused
       connect();
     });
+  };
   document.addEventListener("acted", () => {
+    over = false;
     soon.now();
     connect();
   });
-  onReturn(soon);
-  if (open !== undefined) connect();
+  whileSeen(connect, soon);
 }
 
 /** The page of a trial: what the experiment's other trials do is no reason to read it. */
@@ -237,34 +267,41 @@ function ofTrial() {
   let attempt = null;
   const summary = () => refresh("#summary", `/trials/${trial}/summary`);
   const silent = throttled(summary, 0);
-  const silence = setInterval(() => document.hidden || silent(), MINUTE); // of a trial that reports nothing nobody tells
-  const end = () => {
-    clearInterval(silence);
-    hush();
-  };
+  setInterval(() => document.hidden || over || silent(), MINUTE); // of a trial that reports nothing nobody tells
   const look = async () => {
     const found = await ask(`/v1/trials/${trial}?fields=state,epoch,attempts`, "application/json");
     if (found === null || found === known) return;
     const first = known === null;
     const { state, attempts } = JSON.parse(found);
     const done = state !== "running" && state !== "queued";
-    if (!first || done) {
+    if (!first || done || over) {
       // While it trains nothing changes but what stands above the tabs; they read their own numbers.
-      if (done || attempts !== attempt) await refresh();
+      if (done || over || attempts !== attempt) await refresh();
       else await summary();
       document.dispatchEvent(new CustomEvent("progressed"));
     }
     [known, attempt] = [found, attempts];
-    if (done) end();
+    if (done === over) return;
+    over = done; // it ended, or is tried again
+    connect();
   };
   const soon = throttled(look, PAUSE);
-  const connect = () =>
-    listen(stream, { progress: soon, end: () => (end(), soon()) }, () => {
+  const connect = () => {
+    if (over) {
+      listenOn(() => {}, soon);
+      return;
+    }
+    const end = () => {
+      over = true;
+      connect();
+      soon();
+    };
+    listen(stream, { progress: soon, end }, () => {
       soon(); // says why it was refused
       connect();
     });
-  onReturn(soon);
-  connect();
+  };
+  whileSeen(connect, soon);
 }
 
 /** What the stream tells of an experiment, as its row is marked with it. */
@@ -281,7 +318,6 @@ function ofList() {
     await refresh();
     connect();
   }, pause);
-  onReturn(whole);
   const single = throttled(async () => {
     if (stale.size === 0) return;
     const query = new URLSearchParams(location.search);
@@ -309,7 +345,7 @@ function ofList() {
   const connect = () => {
     const ids = [...document.querySelectorAll("tr[data-experiment]")].map((row) => row.dataset.experiment).sort();
     const address = `${stream}?${new URLSearchParams(ids.map((id) => ["experiment", id]))}`;
-    if (address === heard) return;
+    if (address === heard && source !== null && !document.hidden) return;
     heard = address;
     listen(address, { posted, progress }, () => {
       heard = null;
@@ -330,7 +366,7 @@ function ofList() {
     stale.add(update.id);
     single();
   };
-  connect();
+  whileSeen(connect, whole);
 }
 
 if (changes !== undefined) ofExperiment();

@@ -10,6 +10,7 @@ const MOST_FACETS = 24;
 const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
 const GAP = 28;
 const TITLE = 18;
+const MOST_LINES = 8; // of what stands above a matrix
 const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", missing: "no trial" };
 const RELOAD = 4000;
 const AGAIN = 2000; // after which is asked again where the service did not answer
@@ -98,6 +99,19 @@ class Matrix {
     return Math.max(0, ...words.map((text) => this.pen.measureText(text).width));
   }
 
+  /** How many lines a heading takes in so much width: it is broken between words, and within one that is wider. */
+  linesOf(text, width) {
+    let [lines, used] = [text === "" ? 0 : 1, 0];
+    for (const word of text.split(" ").filter(Boolean)) {
+      const wide = 1.15 * this.measure([`${word} `], 12); // as bold as headings are
+      if (used > 0 && used + wide > width) [lines, used] = [lines + 1, 0];
+      used += wide;
+      const more = Math.ceil(used / width) - 1;
+      [lines, used] = [lines + more, used - more * width];
+    }
+    return lines;
+  }
+
   /** Where the matrices stand in so wide a picture, below what takes so much of its top. */
   layout(width = Math.max(280, this.place.clientWidth), head = 0) {
     const { texts, x, y } = this.data;
@@ -114,7 +128,8 @@ class Matrix {
     const longest = Math.min(90, this.measure(texts.x, 12));
     const turned = longest > cell - 6;
     const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
-    const lines = Math.min(3, Math.ceil((1.15 * this.measure(texts.facets, 12)) / (left + cell * nx - 6)));
+    const heads = texts.facets.slice(0, facets).map((text) => this.linesOf(text, left + cell * nx - 6));
+    const lines = Math.min(MOST_LINES, Math.max(...heads));
     const over = Math.max(0, (this.measure([y.name], 12) - high * ny) / 2);
     const above = lines * TITLE + over + (over > 0 ? 12 : 6);
     const boxes = [];
@@ -390,8 +405,14 @@ class Matrix {
     else this.chosen.set(index, null);
     this.moveTo(facet, x, y);
     this.redraw([facet]);
-    if (!this.chosen.has(index)) return;
-    const { answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    await this.identify(index);
+  }
+
+  /** Asks which cell a chosen place is, which its comparison names: again where the service does not answer. */
+  async identify(index) {
+    if (this.chosen.get(index) !== null) return; // known, or no longer chosen
+    const { status, answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    if (status === 0 || status > 500) setTimeout(() => this.identify(index), AGAIN);
     if (answer?.cell && this.chosen.has(index)) this.chosen.set(index, answer.cell);
     this.count();
   }

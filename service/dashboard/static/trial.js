@@ -10,10 +10,15 @@ import { colour as paint, onScheme, palette } from "/static/theme.js";
 const { trialId, delta: threshold } = document.getElementById("tabs").dataset;
 const delta = threshold ? Number(threshold) : null;
 const MOST_LINES = 5000;
+const AGAIN = 2000; // after which is asked again where the service did not answer
 const KINDS = { corruptions, certified, lipschitz, reliability, ranges };
+
+/** The service is away for a moment, which says nothing of what was measured. */
+class Away extends Error {}
 
 async function read(path) {
   const { status, answer } = await ask(`/v1/trials/${trialId}/${path}`);
+  if (status === 0 || status > 500) throw new Away();
   return status === 200 ? answer : null;
 }
 
@@ -285,8 +290,10 @@ async function follow() {
   if (following !== null || document.hidden) return;
   following = new AbortController();
   const { signal } = following;
+  let refused = false;
   try {
     const response = await fetch(`/v1/trials/${trialId}/logs?follow=true&tail=1000`, { signal, credentials: "same-origin" });
+    refused = !response.ok && response.status <= 500;
     if (!response.ok) throw new Error(response.statusText);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let first = true;
@@ -305,8 +312,9 @@ async function follow() {
     }
     live.dataset.ended = "";
   } catch {
-    // Left, or the service is away for a moment: it is read anew when the tab is seen again.
-    if (following?.signal === signal) following = null;
+    if (following?.signal !== signal) return; // left
+    following = null; // it is read anew when the tab is seen again, or soon where the service is away for a moment
+    if (!refused) setTimeout(look, AGAIN);
   }
 }
 
@@ -320,9 +328,17 @@ const TABS = { "singular-values": spectra, robustness, calibration, resources };
 const panels = Object.keys(TABS).map((id) => document.getElementById(id));
 const seen = (panel) => panel.classList.contains("current");
 const drawn = new Set();
+const later = new Map(); // by panel: when it is asked for again
 const draw = async (panel) => {
-  await TABS[panel.id]();
-  drawn.add(panel);
+  clearTimeout(later.get(panel));
+  try {
+    await TABS[panel.id]();
+    drawn.add(panel);
+  } catch (error) {
+    if (!(error instanceof Away)) throw error;
+    drawn.delete(panel);
+    later.set(panel, setTimeout(() => seen(panel) && draw(panel), AGAIN)); // what was drawn stands meanwhile
+  }
 };
 
 for (const panel of panels) {
