@@ -77,7 +77,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@collected=$$($(BIN)/python -m pytest --collect-only --quiet --quiet) || { echo "$$collected"; exit 1; }
+	@collected=$$($(BIN)/python -m pytest --collect-only --quiet --quiet 2>&1) || { echo "$$collected"; exit 1; }
 
 bench: $(INSTALLED)
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
