@@ -164,7 +164,7 @@ def test_holes_are_in_the_key_and_small_places_say_which_seeds_lack(live: Site, 
     with live.database.read() as session:
         trials = list(session.scalars(select(Trial.id).where(Trial.experiment_id == made).order_by(Trial.number)))
     for trial in trials[:3]:
-        live.database.write(partial(grids.finish, trial_id=trial, accuracy=0.7))
+        live.database.write(partial(grids.finish, trial_id=trial, accuracy=0.7, loss=1e20))
     tab = drawn(browse(f"{live.url}/experiments/{made}?x=rank&y=lambda_ort"))
     for width, said in ((820, {"70.00", "1/2"}), (560, {"1/2"})):
         tab.page.set_viewport_size({"width": width, "height": 900})
@@ -174,6 +174,13 @@ def test_holes_are_in_the_key_and_small_places_say_which_seeds_lack(live: Site, 
             "{http://www.w3.org/2000/svg}text"
         )
         assert said <= {text.text for text in texts}, width
+    tab = drawn(browse(f"{live.url}/experiments/{made}?x=rank&y=lambda_ort&metric=loss"))
+    tab.page.set_viewport_size({"width": 820, "height": 900})
+    tab.settle()
+    texts = ElementTree.fromstring(tab.saved("#matrix button[data-save=svg]")[1]).iter(
+        "{http://www.w3.org/2000/svg}text"
+    )
+    assert [text.text for text in texts].count("1.0e+20") == 2, "whole it would not fit"
     tab = drawn(browse(f"{live.url}/experiments/1"))
     assert "no trial" not in tab.page.locator("#matrix .scale .key").all_inner_texts()
 

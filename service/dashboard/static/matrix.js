@@ -66,6 +66,12 @@ class Matrix {
     return (value * factor).toFixed(decimals);
   }
 
+  /** A number as it stands in a place so wide: one that is too long for it by its power of ten. */
+  brief(value, size, room) {
+    const text = this.format(value);
+    return this.measure([text], size) <= room ? text : (value * this.data.reading.factor).toExponential(1);
+  }
+
   /** What is said of a place, by lines. */
   lines(facet, x, y) {
     const { texts, places, reading, protocols } = this.data;
@@ -205,9 +211,10 @@ class Matrix {
       const [seeds, trials] = [places.seeds[index], places.trials[index]];
       const lacks = !both && seeds < trials && (numbers ? high >= 24 : cell >= 22 && high >= 13);
       const [size, shift] = [dense ? 10 : 12, both ? -6 : lacks ? -5 : 0];
+      const text = numbers ? this.brief(value, size, shape.width) : "";
       if (state !== "succeeded") {
         // So large that it leaves the number alone.
-        const beside = (shape.width - this.measure([this.format(value)], size)) / 2;
+        const beside = (shape.width - this.measure([text], size)) / 2;
         const room = numbers ? Math.max(5, shape.height / 2 + shift - size / 2 + beside) : shape.width;
         const side = Math.min(shape.width * 0.5, shape.height * 0.5, 12, room);
         const right = shape.x + shape.width;
@@ -217,7 +224,7 @@ class Matrix {
           style: { fill: tileOf(state), stroke: colour("page"), lineWidth: 1 },
         });
       }
-      if (numbers) write(this.format(value), size, shift);
+      if (numbers) write(text, size, shift);
       if (both) write(`${seeds} of ${trials}`, 10, 9);
       else if (lacks) write(`${seeds}/${trials}`, 9, numbers ? 7 : 0);
       children.push(...marks);
