@@ -23,12 +23,11 @@ from workers.depot.home import Home
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, Feed
 from workers.driver.recorder import Recorder
-from workers.driver.reservation import Reservation
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Verdict, Watchdog
 from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
-from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
+from workers.trial_process.trainable import COMPARED_EPOCH, Reservation, TrialTrainable
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",

@@ -17,6 +17,7 @@ import ray
 from ray import tune
 
 from service.queue.cluster import named
+from service.queue.shares import Amount, on_whole_cards
 from service.storage import trouble_of
 from service.storage.attempts import LOG
 from ttsv.config.trial import TrialConfig
@@ -56,6 +57,9 @@ from workers.trial_process.workplace import Workplace, workplace
 logger = logging.getLogger(__name__)
 
 _DEVICES = Path("/dev")
+_GIB = 2**30
+_NODE_ID = "ray.io/node-id"
+"""A label that Ray gives to each node."""
 _TRACEBACK_CHARACTERS = 4000
 
 REPORT_SECONDS = 0.5
@@ -67,6 +71,25 @@ HINDERED_SECONDS = 15.0
 
 COMPARED_EPOCH = "compared_epoch"
 """The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservation:
+    """What trials need, by which Tune reserves it for each of them.
+
+    It stands here as Tune sends it to their processes, with the class.
+    """
+
+    needs: Amount
+
+    def __call__(self, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+        """What is reserved for a configuration, and not on a node that is shunned: for one alone a whole card."""
+        needs = on_whole_cards(self.needs) if config.get("job", {}).get("alone") else self.needs
+        bundle = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory_gib * _GIB}
+        if not config.get("shunned"):
+            return tune.PlacementGroupFactory([bundle])
+        elsewhere = {_NODE_ID: f"!in({', '.join(config['shunned'])})"}
+        return tune.PlacementGroupFactory([bundle], bundle_label_selector=[elsewhere])
 
 
 class TrialTrainable(tune.Trainable):

@@ -18,9 +18,9 @@ from service.queue.contenders import amount
 from service.queue.shares import Amount
 from service.specs.spec import Fifo, Resources
 from workers.driver.feed import Feed, Slots
-from workers.driver.reservation import Reservation
 from workers.driver.tuner import make_scheduler
 from workers.trial_process.messages import Job
+from workers.trial_process.trainable import Reservation
 
 FINISHED = Searcher.FINISHED
 
