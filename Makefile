@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCHMARKS := first_path serving pages scheduling reporting spectra clipping bounds series convolutions step_profile training evaluation trajectories gpu
 
-.PHONY: install demo serve test test-quick test-deep mutants chaos check bench docs clean
+.PHONY: install demo serve test test-quick test-deep mutants chaos chaos-beside check bench docs clean
 
 install: $(INSTALLED)
 
@@ -70,6 +70,12 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database postgresql --seconds 60 $(ARGS)
 	$(BIN)/python -m tests.chaos --database sqlite --only freeze --count 3 $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
+
+# Five minutes that leave the processor to others: rarer mishaps, and long trials, as processes that start are what costs.
+chaos-beside: CALM = --seconds 150 --every 20 --epochs 60 --epoch-seconds 0.5 --peace 600
+chaos-beside: $(INSTALLED)
+	$(BIN)/python -m tests.chaos --database sqlite $(CALM) $(ARGS)
+	$(BIN)/python -m tests.chaos --database postgresql $(CALM) $(ARGS)
 
 # The last collects the tests, as each process of `make test` will: in a fresh clone all of them would compile them anew.
 check: $(INSTALLED)

@@ -1,7 +1,8 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--only kill|freeze|node] [--unshared] [--away SECONDS] [--unfenced] [--record]
+                          [--epochs N] [--epoch-seconds SECONDS] [--only kill|freeze|node] [--unshared]
+                          [--away SECONDS] [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
@@ -94,6 +95,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
     parser.add_argument("--count", type=int, help="until so many processes, or nodes, were killed, or zombies woke up")
     parser.add_argument("--every", type=float, default=3.0, help="mean pause between two mishaps, in seconds")
+    parser.add_argument("--epochs", type=int, help="of each trial; the longer trials are, the fewer processes start")
+    parser.add_argument("--epoch-seconds", type=float, help="how long an epoch takes")
     parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
@@ -114,6 +117,9 @@ def main() -> int:
         return 0
     print(f"seed {options.seed}, {options.database}", flush=True)
     grid, rival = GRIDS.get(options.only, Grid()), options.only == "freeze"
+    grid = dataclasses.replace(
+        grid, epochs=options.epochs or grid.epochs, seconds=options.epoch_seconds or grid.seconds
+    )
     site = Site(
         options.database,
         disk_mib=256,

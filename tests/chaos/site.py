@@ -133,6 +133,7 @@ class Site:
             **{key: value for key, value in os.environ.items() if not key.startswith(("TTSV_", "RAY_", "CHAOS_"))},
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",  # trials compute nothing: no node need try what it can
             "CHAOS_CLOCK": str(clock),
             NOTES: str(self.notes),
             **({UNFENCED: "1"} if unfenced else {}),
