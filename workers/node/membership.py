@@ -33,6 +33,9 @@ LONGEST_PAUSE = 30.0
 PROBE_AGAIN_SECONDS = 600.0
 _HEALTHY_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
+_KNOCK_SECONDS = 1.0
+_REFUSED_KNOCKS = 2
+"""So many in a row, as a firewall that starts again may refuse one."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,11 @@ class Membership:
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""
         joined, probe_after = False, time.monotonic() + PROBE_AGAIN_SECONDS
-        while not self._ray.failed():
+        knock_after, refused = 0.0, 0
+        while not self._ray.failed() and refused < _REFUSED_KNOCKS:
+            if time.monotonic() > knock_after:
+                refused = refused + 1 if self._is_refused() else 0
+                knock_after = time.monotonic() + _KNOCK_SECONDS
             if not joined and self._ray.ready():
                 joined = True
                 logger.info("joined %s with %d CPUs and %d GPUs", self.head, self._offer.cpus, self._offer.gpus)
@@ -150,6 +157,21 @@ class Membership:
             beat()
             time.sleep(_LOOK_SECONDS)
         return joined
+
+    def _is_refused(self) -> bool:
+        """Whether nobody listens at the head's port: the cluster is gone, and the next one there is another.
+
+        Ray's part of this machine would ask whoever listens there next, as fast as it can, for a minute. A head that
+        does not answer may be one that cannot be reached for a while, which Ray outlasts.
+        """
+        host, _, port = self.head.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=_LOOK_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _probe(self, name: str) -> Verdict:
         try:

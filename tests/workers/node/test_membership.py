@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -153,6 +154,34 @@ def test_it_joins_again_under_another_name(
     assert first["node-name"] != second["node-name"]
     assert caplog.text.count("joined head:6379") == 2
     assert caplog.text.count("the connection to the head is lost") == 2
+
+
+@pytest.mark.parametrize(("listens", "stays"), [(True, 50), (False, 2)])
+def test_it_leaves_a_cluster_whose_head_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], *, listens: bool, stays: int
+) -> None:
+    """Whoever listens there next has another cluster, of which Ray's part of this machine would not hear."""
+    found = member(tmp_path, monkeypatch, [FITS, Verdict(Outcome.REFUSED)])
+    monkeypatch.setattr(StandInRay, "looks", 50)
+    monkeypatch.setattr(membership, "_KNOCK_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        found.head = f"127.0.0.1:{head.getsockname()[1]}"
+        if not listens:
+            head.close()
+        with pytest.raises(UserError):
+            found.run()
+    assert ray(found).looks - ray(found)._left - 1 == stays
+
+
+def test_a_head_that_cannot_be_reached_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = member(tmp_path, monkeypatch, [])
+    for error in (TimeoutError(), OSError(errno.EHOSTUNREACH, "no route"), socket.gaierror("no such name")):
+
+        def connect(*_: object, error: OSError = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(socket, "create_connection", connect)
+        assert not found._is_refused()
 
 
 def test_the_pause_is_short_again_after_a_long_stay(
