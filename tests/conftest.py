@@ -6,7 +6,9 @@ The library's tests, in `tests/ttsv`, are collected and run where only `ttsv` an
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
+from functools import _lru_cache_wrapper
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse="MUTANT_UNDER_TEST" in os.environ)
+def _nothing_remembered() -> None:
+    """A mutant of what makes a statement once would else not be asked, as the process has it from the original."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("ttsv", "service", "workers"):
+            for value in list(vars(module).values()):
+                if isinstance(value, _lru_cache_wrapper):
+                    value.cache_clear()
 
 
 @pytest.fixture(autouse=True)
