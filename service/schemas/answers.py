@@ -1,8 +1,11 @@
 """What all answers of the API are made of, and the parts of them that `fields` names."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+ByPath: TypeAlias = dict[str, Any]
+"""Values of a trial's fields by their paths, such as `training.lr`."""
 
 
 class Out(BaseModel):

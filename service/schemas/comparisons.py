@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.schemas.answers import Out
+from service.schemas.answers import ByPath, Out
 from service.schemas.trials import ColumnOut
 
 
@@ -68,7 +68,7 @@ class SideMeasureOut(Out):
 class CompareRowOut(Out):
     """What the sides have in one place."""
 
-    fields: dict[str, Any] = Field(description="By path in `axes`, what the sides share here; empty where all is one.")
+    fields: ByPath = Field(description="By path in `axes`, what the sides share here; empty where all is one.")
     trials: list[int | None] = Field(description="By side how many different trials it has here; null: none.")
     metrics: dict[str, list[SideMeasureOut | None]] = Field(
         description="By metric, of each side its number; null: it has none. Metrics that no side has are absent."
@@ -112,7 +112,7 @@ class CompareOut(Out):
     axes: list[ColumnOut] = Field(
         description="Fields that a side varies by itself: a row holds cells with the same values in all of them."
     )
-    common: dict[str, Any] = Field(description="What all trials of all sides share, by path.")
+    common: ByPath = Field(description="What all trials of all sides share, by path.")
     metrics: list[str] = Field(description="The metrics of the rows, in the order of tables.")
     protocols: list[UsedProtocolOut] = Field(description="Those of the numbers shown.")
     unequal: list[UnequalOut] = Field(description="Which sides may not be compared in what; empty: all may.")

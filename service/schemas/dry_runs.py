@@ -1,10 +1,8 @@
 """What the API says of a spec that was not posted: what it would become, and what that would cost."""
 
-from typing import Any
-
 from pydantic import Field
 
-from service.schemas.answers import Out
+from service.schemas.answers import ByPath, Out
 from service.schemas.trials import Cell, ColumnOut, Config, Fingerprint
 from ttsv.metrics.catalog import METRICS
 
@@ -87,4 +85,4 @@ class DryRunOut(Out):
         [], description="The fields in which all trials differ, not only those that are listed; none with `summary`."
     )
     decided: list["ColumnOut"] = Field([], description="Fields that differ too, but follow from one of `columns`.")
-    common: dict[str, Any] = Field({}, description="What all trials share, by path; empty with `summary`.")
+    common: ByPath = Field({}, description="What all trials share, by path; empty with `summary`.")

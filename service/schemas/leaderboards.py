@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.schemas.answers import Out
+from service.schemas.answers import ByPath, Out
 from service.schemas.trials import Cell, ColumnOut
 
 CellConfig = Annotated[dict[str, Any], Field(description="Every field of the cell's trials but the seed.")]
@@ -83,7 +83,7 @@ class RowOut(Out):
         None, description="By metric, to the cell that `baseline` names; null where none is, or not on the board."
     )
     paper: list[PaperReferenceOut] = Field([], description="The paper's rows that it corresponds to.")
-    fields: dict[str, Any] = Field({}, description="Its values in the board's `columns` and `decided`, by path.")
+    fields: ByPath = Field({}, description="Its values in the board's `columns` and `decided`, by path.")
     missing: list[MissingOut] = Field([], description="The trials without a result under this protocol, and why.")
     best: list[str] = Field(
         [],
@@ -142,7 +142,7 @@ class BoardOut(Out):
     )
     next: str | None = Field(None, description="The cursor of this board's next page; name its protocol too.")
     columns: list[ColumnOut] = Field([], description="The fields in which the rows shown differ, or those asked for.")
-    common: dict[str, Any] = Field({}, description="What the rows shown share, by path.")
+    common: ByPath = Field({}, description="What the rows shown share, by path.")
     decided: list[ColumnOut] = Field(
         [], description="Fields that differ too, but follow from one of `columns`; named, they are columns."
     )
@@ -179,7 +179,7 @@ class LeaderboardOut(Out):
     invalid: list[InvalidOut] = Field([], description="The first hundred.")
     invalid_count: int = Field(0, description="All results that cannot be true.")
     columns: list[ColumnOut] = Field([], description="The fields that tell apart all rows, holes and invalid results.")
-    common: dict[str, Any] = Field({}, description="What all of these share, by path.")
+    common: ByPath = Field({}, description="What all of these share, by path.")
     decided: list[ColumnOut] = Field([], description="Fields that differ too, but follow from one of `columns`.")
 
 
@@ -225,7 +225,7 @@ class AxisOut(Out):
 class FacetOut(Out):
     """One matrix of several."""
 
-    fields: dict[str, Any] = Field(description="What its places share beside x and y, by path.")
+    fields: ByPath = Field(description="What its places share beside x and y, by path.")
 
 
 class PlacesOut(Out):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model
 
-from service.schemas.answers import Out
+from service.schemas.answers import ByPath, Out
 from service.specs.states import TrialState
 from ttsv.metrics.catalog import METRICS, in_column_order
 
@@ -96,7 +96,7 @@ class TrialPage(Out):
         [], description="The fields in which the trials of this page differ, or those asked for."
     )
     decided: list[ColumnOut] = Field([], description="Fields that differ too, but follow from one of `columns`.")
-    common: dict[str, Any] = Field({}, description="What the trials of this page share, by path.")
+    common: ByPath = Field({}, description="What the trials of this page share, by path.")
 
 
 class EpochOut(Out):
@@ -137,7 +137,7 @@ class CurveOut(Out):
     validated_on: Literal["held-out", "test"] = Field(
         "held-out", description="Of which images `val_accuracy` and `val_loss` are, as `training.validation`."
     )
-    fields: dict[str, Any] = Field(description="Its values in `columns` and `decided`, by path.")
+    fields: ByPath = Field(description="Its values in `columns` and `decided`, by path.")
     epoch: list[int] = Field(description="The epochs, in their order.")
     values: list[list[float | None]] = Field(
         description="By metric, in the order of `metrics`: a value for each epoch."
