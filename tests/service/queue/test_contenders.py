@@ -1,7 +1,7 @@
 """Who could run what on a worker's cluster now, why others wait, and that none of it grows with the queue."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from service.database.engine import Database
 from service.experiments import actions, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
-from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, Terms, contenders, give_up_unfit, say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
@@ -136,10 +136,13 @@ class TestDemands:
     def test_what_runs_and_what_waits(
         self, post: Post, claim: Claim, database: Database, table: Table, finish: Finish
     ) -> None:
-        number = post(seeds=5)
-        assert (found(database)[number].demand.trials, found(database)[number].demand.running) == (5, 0)
+        number, other = post(seeds=5), post(seeds=2)
+        assert {key: (one.demand.trials, one.demand.running) for key, one in found(database).items()} == {
+            number: (5, 0),
+            other: (2, 0),
+        }
         lease = claim()
-        first, second, third, fourth, _ = (trial.id for trial in table(Trial))
+        first, second, third, fourth, *_ = (trial.id for trial in table(Trial))
         finish(lease, first)
         for trial_id in (second, third, fourth):
             database.write(under(lease, HeldExperiment.start_trial, trial_id))
@@ -154,6 +157,18 @@ class TestDemands:
         assert (demand.trials, demand.running) == (1, 1)
         finish(lease, third)
         assert found(database, number)[number].demand.trials == 0
+        assert (found(database)[other].demand.trials, found(database)[other].demand.running) == (2, 0)
+
+    def test_one_that_is_changed_between_two_statements_is_left_out(self, post: Post, database: Database) -> None:
+        """Its terms would not be those of the revision that was read; the others are there."""
+        changed, other = post(), post()
+
+        class Late(Specs):
+            def of(self, session: Session, revisions: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], Terms]:
+                found = super().of(session, revisions)
+                return {key: terms for key, terms in found.items() if key[0] != changed}
+
+        assert set(found(database, specs=Late())) == {other}
 
     def test_needs_limits_priority_and_giving_way(self, post: Post, database: Database) -> None:
         plain = post()
@@ -204,6 +219,15 @@ class TestDemands:
         database.write(under(lease, HeldExperiment.start_trial, again))
         database.write(lambda session: actions.stop(session, number))
         assert found(database, number)[number].demand.trials == 1  # what runs, and no other
+
+    def test_a_search_that_has_made_its_trials_wants_no_more(
+        self, post: Post, claim: Claim, database: Database
+    ) -> None:
+        search = {"algorithm": "random", "trials": 1, "space": {"seed": {"int": [0, 99]}}}
+        number = post(0, search=search)
+        planned = expand_grid(ExperimentSpec(name="one", base=BASE), max_trials=1).trials[0]
+        database.write(under(claim(), HeldExperiment.add_trial, planned))
+        assert found(database, number)[number].demand.trials == 1
 
     def test_whose_it_is_and_what_their_project_weighs(self, post: Post, database: Database, table: Table) -> None:
         nobodys = post()
@@ -280,7 +304,7 @@ class TestGivingUp:
     ) -> None:
         number, other = post(seeds=3), post(seeds=1)
         lease = claim()
-        done, begun, _, _ = (trial.id for trial in table(Trial))
+        done, begun, last, _ = (trial.id for trial in table(Trial))
         finish(lease, done)
         database.write(under(lease, HeldExperiment.start_trial, begun))
         database.write(lambda session: leases.release(session, lease, drained=True))
@@ -296,10 +320,17 @@ class TestGivingUp:
             (TrialState.FAILED, "infrastructure", "needs 3 GPUs"),
             (TrialState.QUEUED, None, None),
         ]
-        last = table(Event)[-1]
-        assert (last.kind, last.actor, last.experiment_id) == ("closed", "small", number)
+        assert [trial.id for trial in table(Trial) if trial.finished_at is not None] == [done, begun, last]
+        said = table(Event)[-1]
+        assert (said.kind, said.actor, said.experiment_id) == ("closed", "small", number)
         database.write(lambda session: actions.retry(session, number))
         assert found(database)[number].demand.trials == 2
+
+    def test_of_several_the_one_that_is_named(self, post: Post, database: Database, table: Table) -> None:
+        post()
+        number = post()
+        database.write(lambda session: give_up_unfit(session, number, "small", "needs 3 GPUs"))
+        assert [one.state for one in table(Experiment)] == [ExperimentState.QUEUED, ExperimentState.FAILED]
 
     def test_a_search_says_so_though_it_has_no_trial_yet(self, post: Post, database: Database, table: Table) -> None:
         search = {"algorithm": "random", "trials": 6, "space": {"seed": {"int": [0, 99]}}}
@@ -364,8 +395,9 @@ class TestMany:
         self, post: Post, database: Database, many: Callable[..., None], projects: list[int]
     ) -> None:
         number = post()
-        people = [(None, None), (None, "ada"), (projects[0], None), (projects[0], "ada"), (projects[0], "bob")]
-        people += [(projects[1], "bob"), (projects[1], "zoe")]
+        people: list[tuple[int | None, str | None]] = [(None, None), (None, "zoe"), (None, "ada"), (None, "bob")]
+        people += [(projects[0], None), (projects[0], "bob"), (projects[0], "ada")]
+        people += [(projects[1], "zoe"), (projects[1], "bob")]
         for project, owner in people:
             many(50, project_id=project, owner=owner)
         many(1, project_id=projects[1], owner="late")
