@@ -63,10 +63,15 @@ EVERY = Shown()
 """All fields that differ."""
 
 
-def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str = "") -> Sheet:
-    """One row per trial: the fields shown, its state, epochs and test accuracy; above, what all trials share."""
+def trials_sheet(
+    trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str = "", among: Sequence[TrialFields] = ()
+) -> Sheet:
+    """One row per trial: the fields shown, its state, epochs and test accuracy; above, what all trials share.
+
+    `among`: configurations of more trials than have a row, whose columns are wanted.
+    """
     configs = [trial.config for trial in trials]
-    fields = configuration_sheet(shown.columns(configs), configs)
+    fields = configuration_sheet(shown.columns(among or configs), configs)
     rows: list[list[Cell]] = []
     for trial, own in zip(trials, fields.rows, strict=True):
         result, state = trial.result, trial.state.value

@@ -239,6 +239,16 @@ class TestLooking:
         (line,) = run("watch", number, "--json", code=1).stdout.splitlines()
         assert json.loads(line)["state"] == "failed"
 
+    def test_watch_tells_trials_apart_as_the_whole_grid_does(self, run: Run) -> None:
+        """The twelve that it shows are alike in two fields of the grid, and differ in a third one with the seed."""
+        grid = {"augmentation.pad": [0, 2], "training.lr": [0.1, 0.2], "seed": [*range(12)]}
+        number = run("submit", "-", "--quiet", stdin=json.dumps(SPEC | {"grid": grid})).stdout.strip()
+        run("cancel", number)
+        _, above, headings, *trials = run("watch", number, code=1).stdout.splitlines()
+        assert above == "All rows: model small-cnn, layer tt, rank 4."
+        assert headings.split("\t")[:4] == ["id", "seed", "lr", "pad"]
+        assert [row.split("\t")[1:4] for row in trials] == [[str(seed), "0.2", "2"] for seed in reversed(range(12))]
+
     def test_watch_in_a_terminal(self, run: Run, finished: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
         """Trials stand below the bar while they run, and stay at the end, once and whole."""
         screen = Console(force_terminal=True, width=60, record=True)
