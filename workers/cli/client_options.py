@@ -102,9 +102,14 @@ def print_whole(screen: "Console", table: "Table") -> None:
         screen.print(table.title, style="table.title")
         table.title = None
     before = screen.width
-    screen.width = max(before, screen.measure(table, options=screen.options.update(max_width=_WIDEST)).maximum)
+    screen.width = max(before, whole_width(screen, table))
     screen.print(table)
     screen.width = before
+
+
+def whole_width(screen: "Console", table: "Table") -> int:
+    """How wide a table is with every cell whole."""
+    return screen.measure(table, options=screen.options.update(max_width=_WIDEST)).maximum
 
 
 _WIDEST = 100_000

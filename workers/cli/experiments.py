@@ -19,6 +19,7 @@ from workers.cli.client_options import ExperimentId, Json, TrialId, connected, c
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from service.client import Client
@@ -227,7 +228,7 @@ def _watch(
     shown = shown_fields(columns, hide)
     configs: dict[int, TrialFields] = {}
 
-    def newest() -> "Table | None":
+    def newest(screen: "Console | None") -> "Table | None":
         """Those that began last, then those that wait, by the fields in which the experiment's trials differ.
 
         Few rows would be told apart by other fields each time, and one of them might seem to decide another.
@@ -237,7 +238,7 @@ def _watch(
             configs.update((one.id, one.config) for one in every)
         trials = list(islice(client.trials(experiment_id, sort="-started_at", page_size=_WATCHED), _WATCHED))
         configs.update((one.id, one.config) for one in trials)
-        return trials_table(trials, shown, [*configs.values()]) if trials else None
+        return trials_table(trials, shown, [*configs.values()], screen) if trials else None
 
     if as_json:
         for experiment in client.watch(experiment_id):
