@@ -109,14 +109,14 @@ def main() -> int:
     cuda = options.device == "cuda"
     load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 5)
     cases: tuple[Case, ...] = CASES
-    if len(precisions(options.device)) == 1:
-        print(f"bf16 is left out: this processor ({instruction_set()}) has no instructions for it")
     if options.quick:
         load, cases = replace(load, batch=2, steps=1, rounds=1, warm_up=0), TOYS
-    if options.peak:
+    if options.peak:  # for the process that asked, which reads nothing else
         side, place = options.peak
         print(json.dumps(_peak(side, cases[int(place)], options.authors, load)))
         return 0
+    if len(precisions(options.device)) == 1:
+        print(f"bf16 is left out: this processor ({instruction_set()}) has no instructions for it")
     record: dict[str, Any] = {"unit": "images per second", "batch": load.batch}
     if cuda:
         record["device"] = torch.cuda.get_device_name()

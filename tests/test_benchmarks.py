@@ -99,6 +99,16 @@ def called(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str)
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("script", ["training"], indirect=True)
+def test_a_peak_is_all_that_a_process_prints_where_bf16_is_left_out(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process that asked for it reads it as JSON."""
+    monkeypatch.setattr(script, "computes_bf16", lambda: False)
+    assert called(script, monkeypatch, "--quick", "--peak", "float32", "0") == 0
+    assert json.loads(capsys.readouterr().out) > 0
+
+
 @pytest.mark.parametrize("script", ["trajectories"], indirect=True)
 def test_trajectories_say_what_they_lack(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -106,6 +106,10 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
+SINGLE_VALUE = "Expected more than 1 value per channel when training"
+"""What torch's batch norm says of an image alone of which it sees one pixel."""
+
+
 @contextmanager
 def known_failures(model: nn.Module | None = None) -> Iterator[None]:
     """Turns what torch raises for lack of memory, for a GPU that failed, or over a weight that is not finite.
@@ -123,7 +127,7 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
             raise OutOfMemoryError(f"the trial does not fit the machine's memory: {error}") from error
         if (failure := _device_failure(error)) is not None:
             raise failure from error
-        if "Expected more than 1 value per channel when training" in str(error):
+        if SINGLE_VALUE in str(error):
             fix = "batch norm finds no variance in a single value: choose batches of more images, none left over alone"
             raise ConfigError("training.batch_size", 1, fix) from error
         if "does not have a deterministic implementation" in str(error):

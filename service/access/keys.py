@@ -18,7 +18,7 @@ from service.settings import Settings
 
 _USED_EVERY = timedelta(minutes=1)
 _RETRY_TRIALS, _RETRY_HOURS = 60, 3600
-"""Seconds after which a project may have trials left again, or GPU-hours that an admin gave it."""
+"""Seconds after which a project may have trials left again, or what an admin gave it."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,12 @@ def check_quota(session: Session, principal: Principal, trials: int) -> None:
     used = usage(session, project.id)
     limit = project.max_queued_trials
     if limit is not None and used.open_trials + trials > limit:
+        # Of more than the quota itself no waiting helps.
+        fix, seconds = ("wait for some to finish", _RETRY_TRIALS) if trials <= limit else ("post fewer", _RETRY_HOURS)
         raise QuotaError(
             f"project {project.name!r} may have {limit} trials waiting or running: {used.open_trials} are, and this "
-            f"adds {trials}; wait for some to finish, or ask an admin for a larger quota",
-            _RETRY_TRIALS,
+            f"adds {trials}; {fix}, or ask an admin for a larger quota",
+            seconds,
         )
     if project.max_gpu_hours is not None and used.gpu_hours >= project.max_gpu_hours:
         raise QuotaError(

@@ -41,7 +41,7 @@ from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warn
 from service.specs.spec import ExperimentSpec
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.config.fields import TrialFields
-from ttsv.data.catalog import own_set
+from ttsv.data.catalog import FETCHED, own_set
 
 _Number = TypeVar("_Number", int, float)
 
@@ -209,6 +209,7 @@ class SpecSubmission(Submission):
         absent = _absent_data(spec, _cells(plan), self.settings)
         where = "this service's data folder has none; every node that runs a trial must have it"
         of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
+        of_data += _absent_published(spec, _cells(plan), self.settings)
         of_data += _absent_corruptions(_cells(plan), self.settings)
         return [*warnings(spec, plan), *of_data, *self._of_processors(spec, plan)]
 
@@ -312,11 +313,25 @@ _PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
 
 def _absent_data(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> dict[str, str]:
     """The user's own data sets that are not in the data folder, and where they would lie in it."""
-    searched = spec.search.space.get("dataset", {}).get("choice", ()) if spec.search else ()
-    planned = (cell.config.dataset for cell in cells)
-    given = {search_base(spec).get("dataset"), *searched, *planned}
-    places = {str(name): _PLACES[own[0]].format(own[1]) for name in given if name and (own := own_set(str(name)))}
+    places = {name: _PLACES[own[0]].format(own[1]) for name in _datasets(spec, cells) if (own := own_set(name))}
     return {name: place for name, place in sorted(places.items()) if not (settings.data_dir / place).exists()}
+
+
+def _absent_published(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> list[str]:
+    """What is said of published data sets that are not in the data folder: they may still be fetched."""
+    return [
+        f"dataset {name}: this service's data folder has none, without which its trials fail at the start; run "
+        f"`ttsv data fetch {name}`, on every node that runs them"
+        for name in sorted(_datasets(spec, cells) & FETCHED.keys())
+        if not (settings.data_dir / "datasets" / FETCHED[name]).exists()
+    ]
+
+
+def _datasets(spec: ExperimentSpec, cells: Iterable[CellCount]) -> set[str]:
+    """The data sets of all trials, those of a search that are still to be drawn included."""
+    searched = spec.search.space.get("dataset", {}).get("choice", ()) if spec.search else ()
+    given = {search_base(spec).get("dataset"), *searched, *(cell.config.dataset for cell in cells)}
+    return {str(name) for name in given if name}
 
 
 def _absent_corruptions(cells: Iterable[CellCount], settings: Settings) -> list[str]:

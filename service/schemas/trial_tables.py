@@ -63,10 +63,24 @@ EVERY = Shown()
 """All fields that differ."""
 
 
-def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str = "") -> Sheet:
-    """One row per trial: the fields shown, its state, epochs and test accuracy; above, what all trials share."""
+def trials_sheet(
+    trials: Sequence[TrialOut],
+    shown: Shown = EVERY,
+    *,
+    title: str = "",
+    among: Sequence[TrialFields] = (),
+    most: int | None = None,
+) -> Sheet:
+    """One row per trial: the fields shown, its state, epochs and test accuracy; above, what all trials share.
+
+    `among`: configurations of more trials than have a row, whose columns are wanted. `most`: of the fields so many at
+    most; the others are named above.
+    """
     configs = [trial.config for trial in trials]
-    fields = configuration_sheet(shown.columns(configs), configs)
+    shape = shown.columns(among or configs)
+    shape, others = (shape, []) if most is None else shape.first(most)
+    fields = configuration_sheet(shape, configs)
+    left_out = f" No room for: {', '.join(one.name for one in others)}." if others else ""
     rows: list[list[Cell]] = []
     for trial, own in zip(trials, fields.rows, strict=True):
         result, state = trial.result, trial.state.value
@@ -75,7 +89,7 @@ def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str
         accuracy = None if result is None else read(Metric.ACCURACY, result.accuracy, None)
         rows.append([trial.id, *own, state, f"{trial.epoch}/{trial.epochs}", accuracy])
     headings = ["id", *fields.headings, "state", "epoch", Metric.ACCURACY.reading.title]
-    return Sheet(title, headings, [True, *fields.numeric, False, True, True], rows, [], fields.above)
+    return Sheet(title, headings, [True, *fields.numeric, False, True, True], rows, [], fields.above + left_out)
 
 
 def trial_records(trials: Sequence[TrialOut], shown: Shown = EVERY) -> tuple[list[str], list[list[Any]]]:

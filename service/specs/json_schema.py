@@ -1,12 +1,12 @@
 """What values the fields of a trial take in a spec: as JSON schemas, and what is wrong with one."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic.json_schema import JsonSchemaValue
 
 from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldInfo
-from ttsv.config.trial import field_infos
+from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.errors import ConfigError
 
 LARGEST = 2**53 - 1
@@ -22,8 +22,8 @@ def field_schema(info: FieldInfo) -> JsonSchemaValue:
 
 
 def value_schema(info: FieldInfo) -> JsonSchemaValue:
-    """A field's values where it has no default."""
-    return {key: value for key, value in field_schema(info).items() if key != "default"}
+    """A field's values in a list of them, which says what the field means; they have no default."""
+    return {key: value for key, value in field_schema(info).items() if key not in ("default", "description")}
 
 
 def value_fix(info: FieldInfo, value: Any) -> str | None:
@@ -39,11 +39,13 @@ def value_fix(info: FieldInfo, value: Any) -> str | None:
 def base_schema() -> JsonSchemaValue:
     """A partial trial: nested objects, no required fields."""
     schema: JsonSchemaValue = {"type": "object", "properties": {}, "additionalProperties": False}
+    kinds = get_type_hints(TrialConfig)
     for path, info in field_infos().items():
         part, _, name = path.rpartition(".")
         parent = schema
         if part:
-            empty = {"type": "object", "properties": {}, "additionalProperties": False}
+            said = kinds[part].__doc__.partition("\n")[0]
+            empty = {"type": "object", "description": said, "properties": {}, "additionalProperties": False}
             parent = schema["properties"].setdefault(part, empty)
         parent["properties"][name] = field_schema(info)
     return schema
@@ -51,5 +53,8 @@ def base_schema() -> JsonSchemaValue:
 
 def grid_schema() -> JsonSchemaValue:
     """The axes: each a non-empty list of one field's values."""
-    axes = {path: {"type": "array", "minItems": 1, "items": value_schema(info)} for path, info in field_infos().items()}
+    axes = {
+        path: {"type": "array", "description": info.doc, "minItems": 1, "items": value_schema(info)}
+        for path, info in field_infos().items()
+    }
     return {"type": "object", "properties": axes, "additionalProperties": False}

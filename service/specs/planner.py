@@ -141,7 +141,8 @@ class Planner:
             raise ConfigError("training.validation", "test", fix)
         divided = config.division.conv is not None, config.division.linear is not None
         projected = config.constraint == "clip", config.clipping.linear, *divided
-        images = (config.dataset, config.model, config.layer, config.mean, config.std, *projected)
+        alone = config.leaves_one_alone
+        images = (config.dataset, config.model, config.layer, config.mean, config.std, alone, *projected)
         if images not in self._images:
             config.check_images(build=len(self._images) < _MOST_BUILT)
             self._images.add(images)

@@ -24,17 +24,24 @@ def _space_schema() -> JsonSchemaValue:
     number = {"type": "number"}
     whole = {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}
 
-    def only(kind: str, items: JsonSchemaValue, least: int, most: int) -> JsonSchemaValue:
-        values = {"type": "array", "items": items, "minItems": least, "maxItems": most}
+    def only(kind: str, said: str, items: JsonSchemaValue, least: int, most: int) -> JsonSchemaValue:
+        values = {"type": "array", "description": said, "items": items, "minItems": least, "maxItems": most}
         return {"type": "object", "properties": {kind: values}, "required": [kind], "additionalProperties": False}
 
-    ranges = [only("uniform", number, 2, 2), only("loguniform", number, 2, 2), only("int", whole, 2, 2)]
+    ranges = [
+        only("uniform", "any number between the two", number, 2, 2),
+        only("loguniform", "the same, its logarithm evenly", number, 2, 2),
+        only("int", "any whole number from one to the other", whole, 2, 2),
+    ]
     return {
         "type": "object",
         "minProperties": 1,
         "additionalProperties": False,
         "properties": {
-            path: {"anyOf": [*ranges, only("choice", value_schema(info), 1, _MOST_CHOICES)]}
+            path: {
+                "description": info.doc,
+                "anyOf": [*ranges, only("choice", "one of these", value_schema(info), 1, _MOST_CHOICES)],
+            }
             for path, info in field_infos().items()
         },
     }

@@ -3,6 +3,7 @@
 Two configurations that train the same network the same way, and evaluate it alike, have the same `fingerprint()`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,11 +30,11 @@ from ttsv.config.fields import (
     walk,
 )
 from ttsv.config.training import AUGMENTATION, LOOKING_ON, TRAINING, AugmentationConfig, TrainingConfig
-from ttsv.data.catalog import USUAL_NORMALIZATION, DatasetInfo, DatasetName, dataset_info
+from ttsv.data.catalog import USUAL_NORMALIZATION, DatasetInfo, DatasetName, dataset_info, training_images
 from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments
 from ttsv.models.conv_shape import LAYERS, ConvShape, core_kind
-from ttsv.models.counts import has_linear_layers
+from ttsv.models.counts import has_linear_layers, normalizes_single_pixels
 from ttsv.models.registry import name_fix, name_patterns
 from ttsv.models.shapes import SMALLEST_STD, layer_shapes, list_models
 
@@ -253,6 +254,21 @@ class TrialConfig(Checked):
             shape.check_layer(self.layer)
         if shapes:
             self._check_projection(has_linear_layers(self.model, shapes, info.classes))
+            if self.leaves_one_alone and normalizes_single_pixels(self.model, shapes, info.classes):
+                raise self._no_variance()
+
+    @property
+    def leaves_one_alone(self) -> bool:
+        """Whether a step of training takes a single image, as far as their number is known without files."""
+        size, steps = self.training.batch_size, self.training.steps
+        count = training_images(self.dataset, self.training.validation)
+        if size == 1 or count is None:
+            return size == 1
+        return count % size == 1 and (steps is None or steps >= math.ceil(count / size))
+
+    def _no_variance(self) -> ConfigError:
+        fix = f"must leave no image alone in a batch: {self.model} normalises single pixels, which have no variance"
+        return ConfigError("training.batch_size", self.training.batch_size, fix)
 
     def _check_projection(self, has_linear: bool) -> None:
         """Raises `ConfigError` for a constraint that no convolution of this kind takes.
@@ -295,8 +311,10 @@ class TrialConfig(Checked):
             name=self.model, layer=self.layer, num_classes=classes, in_channels=channels, image_size=pixels
         )
         try:
-            check_buildable(arguments)
+            check_buildable(arguments, alone=info is not None and self.leaves_one_alone)
         except ConfigError as error:
+            if error.field == "training.batch_size":
+                raise self._no_variance() from error
             if error.field != "image_size":
                 raise
             raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error

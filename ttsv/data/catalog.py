@@ -72,6 +72,14 @@ _INFOS = (
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _INFOS}
 """Name -> facts of every data set that has a name of its own."""
 
+FETCHED = {
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+    "svhn": "train_32x32.mat",
+    "fashion-mnist": "FashionMNIST",
+}
+"""Published data set -> what of it lies in `data_dir/datasets` once it was fetched."""
+
 MAX_SYNTHETIC_BYTES = 2**30
 MAX_CLASSES = 10_000
 IMAGES_PER_CLASS = 10

@@ -21,6 +21,7 @@ from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes
 from ttsv.models.small_cnn import SingleConv, SmallCNN
 from ttsv.models.vgg import VGG
 from ttsv.models.wide_resnet import WideResNet
+from ttsv.runtime import SINGLE_VALUE
 from ttsv.tt.ranks import absolute_rank
 
 
@@ -95,25 +96,33 @@ def build_model(spec: ModelArguments, options: Mapping[str, Any]) -> nn.Module:
     return BUILDERS[family.pattern](shapes, conv, normalize, spec.num_classes)
 
 
-def check_buildable(arguments: ModelArguments) -> None:
+def check_buildable(arguments: ModelArguments, *, alone: bool = False) -> None:
     """Raises `ConfigError` where `create_model` does, without making weights.
 
+    `alone`: also where the network cannot be trained on one image at a time, as a batch norm sees one pixel of it.
     What cannot be told without weights passes (torchvision's RegNets, which compute their widths as tensors).
     """
-    error = _build_error(arguments)
+    error = _build_error(arguments, alone)
     if error is not None:
         raise ConfigError(error.field, error.value, error.fix)
 
 
 @lru_cache(maxsize=1024)
-def _build_error(arguments: ModelArguments) -> ConfigError | None:
-    with _one_at_a_time, torch.device("meta"):
+def _build_error(arguments: ModelArguments, alone: bool) -> ConfigError | None:
+    pixels = (arguments.image_size,) * 2
+    with _one_at_a_time, torch.device("meta"), torch.no_grad():
         try:
-            build_model(arguments, {})
+            model = build_model(arguments, {})
+            if alone:
+                model.train()(torch.zeros(1, arguments.in_channels, *pixels))
         except ConfigError as error:
             return error
         except NotImplementedError:
             pass
+        except ValueError as error:
+            if SINGLE_VALUE not in str(error):
+                raise
+            return ConfigError("training.batch_size", 1, "batch norm finds no variance in a single value")
     return None
 
 

@@ -64,6 +64,12 @@ def has_linear_layers(name: str, shapes: Sequence[ConvShape], num_classes: int) 
     return bool(_RESTS[find(name)[0].pattern](shapes, num_classes).linear)
 
 
+def normalizes_single_pixels(name: str, shapes: Sequence[ConvShape], num_classes: int) -> bool:
+    """Whether a batch norm of the network sees one pixel of each image; of torchvision's nothing is known here."""
+    normalized = _RESTS[find(name)[0].pattern](shapes, num_classes).normalized
+    return normalized > 0 and any(shape.output_size == 1 for shape in shapes)
+
+
 def _pooled(shapes: Sequence[ConvShape], num_classes: int) -> _Rest:
     """A batch norm behind every convolution, one linear layer behind the pooling."""
     return _Rest(sum(shape.out_channels for shape in shapes), ((shapes[-1].out_channels, num_classes),))

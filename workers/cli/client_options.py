@@ -98,10 +98,18 @@ def print_table(table: "Table") -> None:
 
 def print_whole(screen: "Console", table: "Table") -> None:
     """Prints a table with every cell whole: what is wider than the terminal runs on in its next line."""
+    if table.title:  # above it, at the terminal's width: rich breaks it at the table's, which may be a word's
+        screen.print(table.title, style="table.title")
+        table.title = None
     before = screen.width
-    screen.width = max(before, screen.measure(table, options=screen.options.update(max_width=_WIDEST)).maximum)
+    screen.width = max(before, whole_width(screen, table))
     screen.print(table)
     screen.width = before
+
+
+def whole_width(screen: "Console", table: "Table") -> int:
+    """How wide a table is with every cell whole."""
+    return screen.measure(table, options=screen.options.update(max_width=_WIDEST)).maximum
 
 
 _WIDEST = 100_000

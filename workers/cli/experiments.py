@@ -19,10 +19,13 @@ from workers.cli.client_options import ExperimentId, Json, TrialId, connected, c
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from service.client import Client
     from service.schemas.dry_runs import DryRunOut
     from service.schemas.experiments import ExperimentOut
-    from service.schemas.trials import TrialOut
+    from ttsv.config.fields import TrialFields
 
 experiments_app = typer.Typer()
 presets_app = typer.Typer(help="The paper's tables and figures as experiments.", no_args_is_help=True)
@@ -212,25 +215,36 @@ def _tagged(spec: dict[str, object], tags: Sequence[str]) -> dict[str, object]:
 
 _WATCHED = 12
 """Trials that are shown while an experiment is watched."""
+_COMPARED = 1000
+"""Trials that are read once, beside those, for the fields in which an experiment's trials differ."""
 
 
 def _watch(
     client: "Client", experiment_id: int, as_json: bool, columns: str | None = None, hide: str | None = None
 ) -> None:
     """With JSON, a line whenever something changes."""
-    from workers.cli.tables import LiveLine, shown_fields
+    from workers.cli.tables import LiveLine, shown_fields, trials_table
 
     shown = shown_fields(columns, hide)
+    configs: dict[int, TrialFields] = {}
 
-    def newest() -> "list[TrialOut]":
-        """Those that began last, then those that wait: among these the fields of a grid differ from the start."""
-        return list(islice(client.trials(experiment_id, sort="-started_at", page_size=_WATCHED), _WATCHED))
+    def newest(screen: "Console | None") -> "Table | None":
+        """Those that began last, then those that wait, by the fields in which the experiment's trials differ.
+
+        Few rows would be told apart by other fields each time, and one of them might seem to decide another.
+        """
+        if not configs:
+            every = islice(client.trials(experiment_id, page_size=_COMPARED), _COMPARED)
+            configs.update((one.id, one.config) for one in every)
+        trials = list(islice(client.trials(experiment_id, sort="-started_at", page_size=_WATCHED), _WATCHED))
+        configs.update((one.id, one.config) for one in trials)
+        return trials_table(trials, shown, [*configs.values()], screen) if trials else None
 
     if as_json:
         for experiment in client.watch(experiment_id):
             typer.echo(experiment.model_dump_json(exclude={"spec"}))
     else:
-        with LiveLine(console(), newest, shown) as line:
+        with LiveLine(console(), newest) as line:
             for experiment in client.watch(experiment_id):
                 line.show(experiment)
     if experiment.state != ExperimentState.SUCCEEDED:

@@ -28,7 +28,8 @@ from service.schemas.trial_tables import EVERY, Shown, trials_sheet
 from service.schemas.trials import ArtifactOut, AttemptResources, TrialDetailOut, TrialOut
 from service.specs.columns import validates_on_test
 from service.specs.states import OPEN_TRIALS, TrialState
-from workers.cli.client_options import print_table, print_whole
+from ttsv.config.fields import TrialFields
+from workers.cli.client_options import print_table, print_whole, whole_width
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -82,9 +83,25 @@ def experiments_table(experiments: list[ExperimentOut]) -> Table:
     return table
 
 
-def trials_table(trials: list[TrialOut], shown: Shown = EVERY) -> Table:
-    """One line per trial: the fields in which they differ, and what became of each; above, what all share."""
-    return sheet_table(trials_sheet(trials, shown))
+def trials_table(
+    trials: list[TrialOut],
+    shown: Shown = EVERY,
+    among: Sequence[TrialFields] = (),
+    fitting: Console | None = None,
+) -> Table:
+    """One line per trial: the fields in which they differ, and what became of each; above, what all share.
+
+    `among`: configurations of more trials than are shown, whose columns the table has. `fitting`: a terminal for whose
+    width fields are left out, those that people ask for last.
+    """
+    table = sheet_table(trials_sheet(trials, shown, among=among))
+    if fitting is not None:
+        # Without any field there are four columns.
+        for most in range(len(table.columns) - 5, -1, -1):
+            if whole_width(fitting, table) <= fitting.width:
+                break
+            table = sheet_table(trials_sheet(trials, shown, among=among, most=most))
+    return table
 
 
 def shown_fields(columns: str | None, hide: str | None) -> Shown:
@@ -189,7 +206,8 @@ def dry_run_table(would: DryRunOut, shown: Shown = EVERY) -> Table:
         compression = None if trial.compression is None else read(Metric.COMPRESSION, trial.compression, None)
         seconds = None if trial.seconds is None else duration(trial.seconds)
         rows.append([trial.number, *own, trial.parameters, compression, trial.steps, seconds])
-    headings = ["#", *fields.headings, "parameters", "compression", "steps", "time"]
+    # (A field of the spec is called "steps", those of an epoch.)
+    headings = ["#", *fields.headings, "parameters", "compression", "all steps", "time"]
     above = fields.above
     if len(would.trials) < would.trial_count:
         above = f"The first {len(would.trials):,} of {would.trial_count:,} trials. {above.replace('rows', 'trials')}"
@@ -264,15 +282,13 @@ def _table(*columns: str, **labels: Any) -> Table:
 class LiveLine:
     """A bar with one line of text in a terminal; elsewhere a line when something changed, every 5 seconds at most.
 
-    With `trials` a table of those that they give stands below: in a terminal anew every few seconds, elsewhere at the
-    end; it stays where the watching ended by itself.
+    With `trials` the table that they give, if any, stands below: in a terminal, for which they make it narrow enough,
+    anew every few seconds; whole at the end, where it stays if the watching ended by itself.
     """
 
-    def __init__(
-        self, console: Console, trials: Callable[[], list[TrialOut]] | None = None, shown: Shown = EVERY
-    ) -> None:
+    def __init__(self, console: Console, trials: Callable[[Console | None], Table | None] | None = None) -> None:
         self._console = console
-        self._trials, self._shown = trials, shown
+        self._trials = trials
         self._live: Live | None = None
         if console.is_terminal:
             from rich import live, progress
@@ -294,8 +310,8 @@ class LiveLine:
             self._live.stop()
         if self._last != self._printed:
             self._print(self._last)
-        if kind is None and self._trials and (trials := self._trials()):
-            print_table(trials_table(trials, self._shown))
+        if kind is None and self._trials and (table := self._trials(None)):
+            print_table(table)
 
     def show(self, experiment: ExperimentOut) -> None:
         """Shows the newest state."""
@@ -312,8 +328,8 @@ class LiveLine:
     def _show_trials(self, live: "Live") -> None:
         """Below the bar; the service is asked no more often than somebody reads."""
         if self._trials and time.monotonic() - self._asked_at >= _READ_EVERY:
-            trials = self._trials()
-            live.update(Group(self._bar, trials_table(trials, self._shown)) if trials else self._bar)
+            table = self._trials(self._console)
+            live.update(Group(self._bar, table) if table else self._bar)
             self._asked_at = time.monotonic()
 
     def _print(self, line: str) -> None:

@@ -303,6 +303,18 @@ class TestQuota:
         for spec in (SPEC, {"name": "search", "base": SPEC["base"], "search": search}):
             assert guarded.post("/v1/experiments", json=spec, headers=bearer(key)).status_code == 429
 
+    def test_waiting_is_advised_where_it_helps(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        key, admin = make(), make("ops", "admin")
+        guarded.put("/v1/projects/1", json={"name": "vision", "max_queued_trials": 2}, headers=bearer(admin))
+        told = []
+        for seeds in (2, 2, 3):
+            spec = {"name": "some", "base": SPEC["base"], "grid": {"seed": [*range(seeds)]}}
+            told.append(guarded.post("/v1/experiments", json=spec, headers=bearer(key)))
+        assert [answer.status_code for answer in told] == [201, 429, 429]
+        assert [answer.headers.get("Retry-After") for answer in told] == [None, "60", "3600"]
+        assert "; wait for some to finish, or" in told[1].json()["detail"]
+        assert "2 are, and this adds 3; post fewer, or" in told[2].json()["detail"]
+
     def test_nobody_s_requests_have_none(self, database: Database) -> None:
         anyone = Principal("anonymous", None, frozenset(Scope))
         with database.read() as session:

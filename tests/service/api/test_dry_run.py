@@ -18,7 +18,8 @@ from service.queue.leases import Lease
 from service.schemas.dry_runs import SHOWN
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
-from ttsv.data.catalog import training_images
+from ttsv.data.catalog import DATASETS, FETCHED, training_images
+from ttsv.data.sources import source_of
 
 SPEC: dict[str, Any] = {
     "name": "dry",
@@ -194,6 +195,7 @@ class TestSummary:
 
 def test_absent_published_corruptions_are_warned_of(api: TestClient) -> None:
     folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
+    (folder / "cifar-10-batches-py").mkdir(parents=True)
     base = {"dataset": "cifar10", "model": "small-cnn", "evaluation": {"corruptions": "published"}}
     spec = {"name": "corrupted", "base": base, "grid": {"seed": [0, 1]}}
     for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
@@ -202,6 +204,21 @@ def test_absent_published_corruptions_are_warned_of(api: TestClient) -> None:
         assert "2 trials fail" in warning
     (folder / "CIFAR-10-C").mkdir(parents=True)
     assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
+
+
+def test_published_data_that_was_not_fetched_is_warned_of(api: TestClient) -> None:
+    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
+    spec = {"name": "x", "base": {"model": "wrn10-1"}, "grid": {"dataset": ["synthetic", *FETCHED]}}
+    for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
+        warnings = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
+        assert [warning.partition(":")[0] for warning in warnings] == [f"dataset {name}" for name in sorted(FETCHED)]
+        assert "`ttsv data fetch cifar10`" in warnings[0]
+    for name in FETCHED:
+        for file in source_of(name)._published(folder):  # type: ignore[attr-defined]
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            file.path.touch()
+    assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
+    assert {name for name, info in DATASETS.items() if not info.embedded} == FETCHED.keys()
 
 
 def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
@@ -314,7 +331,7 @@ class TestCards:
         self.join(database)
         unknown = {"base": {"model": "torchvision:resnet18", "dataset": "cifar10"}, "grid": {}}
         found = self.dry(api, 0.5, **unknown)
-        assert (found["memory"], found["notes"], found["warnings"]) == (None, [], [])
+        assert (found["memory"], found["notes"]) == (None, [])
         assert found["trials"][0]["memory_gib"] is None
         assert "once it is built" in found["reasons"][0]
         both = {"base": {"dataset": "cifar10"}, "grid": {"model": ["torchvision:resnet18", "small-cnn"]}}

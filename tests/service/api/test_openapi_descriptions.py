@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,22 @@ def test_every_property_says_what_it_means(openapi: dict[str, Any]) -> None:
     assert len(properties) > 400
     assert [name for name, stated in properties.items() if not stated.get("description")] == []
     assert [name for name, stated in properties.items() if not re.search(r"[.]$", stated["description"])] == []
+
+
+def test_so_does_every_property_within_another(openapi: dict[str, Any]) -> None:
+    """The parts of a trial, the axes of a grid, the ways in which a search draws."""
+
+    def within(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, stated in schema.get("properties", {}).items():
+            yield f"{path}.{name}", stated
+            yield from within(f"{path}.{name}", stated)
+        for one in (schema.get("items"), *schema.get("anyOf", ())):
+            if isinstance(one, dict):
+                yield from within(path, one)
+
+    found = dict(part for name, schema in openapi["components"]["schemas"].items() for part in within(name, schema))
+    assert {"ExperimentSpec.base.training.lr", "ExperimentSpec.grid.training.lr", "Search.space.rank.int"} <= {*found}
+    assert [name for name, stated in found.items() if not stated.get("description")] == []
 
 
 def test_a_metric_says_what_the_catalogue_says() -> None:

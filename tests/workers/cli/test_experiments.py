@@ -239,6 +239,16 @@ class TestLooking:
         (line,) = run("watch", number, "--json", code=1).stdout.splitlines()
         assert json.loads(line)["state"] == "failed"
 
+    def test_watch_tells_trials_apart_as_the_whole_grid_does(self, run: Run) -> None:
+        """The twelve that it shows are alike in two fields of the grid, and differ in a third one with the seed."""
+        grid = {"augmentation.pad": [0, 2], "training.lr": [0.1, 0.2], "seed": [*range(12)]}
+        number = run("submit", "-", "--quiet", stdin=json.dumps(SPEC | {"grid": grid})).stdout.strip()
+        run("cancel", number)
+        _, above, headings, *trials = run("watch", number, code=1).stdout.splitlines()
+        assert above == "All rows: model small-cnn, layer tt, rank 4."
+        assert headings.split("\t")[:4] == ["id", "seed", "lr", "pad"]
+        assert [row.split("\t")[1:4] for row in trials] == [[str(seed), "0.2", "2"] for seed in reversed(range(12))]
+
     def test_watch_in_a_terminal(self, run: Run, finished: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
         """Trials stand below the bar while they run, and stay at the end, once and whole."""
         screen = Console(force_terminal=True, width=60, record=True)
@@ -251,6 +261,29 @@ class TestLooking:
         end = text.rpartition("failed    |")[2].splitlines()
         assert [line.split()[:2] for line in end[-2:]] == [["2", "1"], ["1", "0"]]
         assert all("…" not in line for line in end[1:]), end
+
+    def test_watch_in_a_terminal_too_narrow_for_all_fields(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """While trials run their states are seen, and it is said which fields are not; at the end all are there."""
+        screen = Console(force_terminal=True, width=70, record=True)
+        for module in ("client_options", "experiments"):
+            monkeypatch.setattr(f"workers.cli.{module}.console", lambda: screen)
+        base = {"dataset": "synthetic:3x32x32:10:2000"}
+        odd = {"training": {"optimizer": "adamw", "clip_gradient": 0.5, "label_smoothing": 0.125, "weight_decay": 0.25}}
+        trials = [{"model": "wrn16-10"}, {"model": "small-cnn"} | odd, {"model": "wrn16-10", "training": {"ema": 0.5}}]
+        for place, one in enumerate((*odd["training"].items(), ("batch_size", 96))):
+            trials.append({"model": ["wrn22-8", "vgg11"][place % 2], "training": dict([one])})
+        spec = {"name": "wide", "base": base, "trials": trials}
+        number = run("submit", "-", "--quiet", stdin=json.dumps(spec)).stdout.strip()
+        run("cancel", number)
+        run("watch", number, code=1)
+        live, _, end = screen.export_text().rpartition("cancelled |")
+        assert "No room for: " in live
+        assert "No room for: " not in end
+        *_, headings = (line.split() for line in live.splitlines() if line.startswith("id"))  # drawn again and again
+        assert headings[:2] == ["id", "model"]
+        assert headings[-3:] == ["state", "epoch", "(%)"]
+        assert "weight_decay" not in headings
+        assert "weight_decay" in end
 
     def test_logs(self, run: Run, finished: Callable[[], int]) -> None:
         finished()

@@ -9,10 +9,12 @@ from rich.console import Console
 
 from service.api.experiments import _EXAMPLE
 from service.api.openapi_examples.trials import TRIAL
+from service.leaderboards.text_tables import Sheet
 from service.schemas.dry_runs import DryRunOut
 from service.schemas.trial_tables import Shown
 from service.schemas.trials import TrialOut
-from workers.cli.tables import dry_run_table, duration, show_silences
+from workers.cli.client_options import print_whole
+from workers.cli.tables import dry_run_table, duration, sheet_table, show_silences
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,14 @@ def test_a_dry_run_says_what_all_trials_share_and_not_those_that_it_lists(count:
     assert "# rank parameters" in text
     chosen = dry_run_table(would, Shown.named("lr", "rank"))
     assert [str(column.header) for column in chosen.columns][:3] == ["#", "lr", "parameters"]
+    headings = [str(column.header) for column in dry_run_table(would, Shown.named("training.steps", None)).columns]
+    assert len({*headings}) == len(headings), "steps of an epoch, and of the whole training"
+
+
+def test_what_stands_above_a_narrow_table_is_not_broken_at_its_width() -> None:
+    screen = Console(width=60, record=True, file=io.StringIO())
+    print_whole(screen, sheet_table(Sheet("digits: not on the leaderboards", ["holes"], [True], [[1]], [])))
+    assert screen.export_text().splitlines()[0].strip() == "digits: not on the leaderboards"
 
 
 def test_it_is_said_how_long_trials_are_silent_and_may_be() -> None:
