@@ -58,7 +58,10 @@ def ready(response: Response, database: Db, settings: Config) -> Readiness:
         if not database.takes_writes():
             checks["database"] = "read-only: nothing can be stored until it, and the disk under it, can be written"
     except DBAPIError as error:
-        checks["database"] = f"{type(error.orig).__name__}: does it run, and was `ttsv migrate` run?"
+        fix = "does it run, and was `ttsv migrate` run?"
+        if "unable to open database file" in str(error.orig):  # SQLite's
+            fix = "its file must be there, and its folder and the disk under it writable"
+        checks["database"] = f"{type(error.orig).__name__}: {fix}"
     free = shutil.disk_usage(settings.data_dir).free
     if free < LEAST_FREE_BYTES:
         checks["disk"] = f"{free // 2**20} MiB free in the data folder, at least {LEAST_FREE_BYTES // 2**20} wanted"

@@ -209,6 +209,20 @@ class TestReadOnly:
             assert api.post("/v1/experiments", json=SPEC).status_code == 201
             assert api.get("/readyz").status_code == 200
 
+    def test_a_file_that_cannot_be_opened_is_no_server_that_does_not_run(self, application: Any) -> None:
+        engine = application.state.database.engine
+
+        def unable(*_: Any) -> None:  # as where SQLite may make no file beside it
+            raise engine.dialect.dbapi.OperationalError("unable to open database file")
+
+        with TestClient(application) as api:
+            engine.dispose()
+            event.listen(engine, "do_connect", unable)
+            ready = api.get("/readyz")
+            event.remove(engine, "do_connect", unable)
+        assert ready.status_code == 503
+        assert "its folder and the disk under it writable" in ready.json()["checks"]["database"]
+
     def test_readiness_waits_for_no_writer(self, application: Any) -> None:
         database = application.state.database
         with TestClient(application) as api, Session(database.writer) as writer:

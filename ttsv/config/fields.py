@@ -72,8 +72,10 @@ class Number:
             return None
         lower = f"{'above' if self.above else 'at least'} {self.low:.15g}"
         if math.isfinite(self.high):
-            return f"must be finite and {lower} and at most {self.high:.15g}"
-        return f"must be {lower} and below 1e301" if value == math.inf else f"must be finite and {lower}"
+            return f"must be {lower} and at most {self.high:.15g}"
+        if value == math.inf:
+            return f"must be {lower} and below 1e301"
+        return f"must be {lower}" if finite else f"must be finite and {lower}"
 
     def schema(self) -> Schema:
         """As JSON schema."""

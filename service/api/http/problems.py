@@ -26,9 +26,9 @@ EXAMPLE: Example = {
     "type": "/problems#invalid-request",
     "title": "Unprocessable Entity",
     "status": 422,
-    "detail": "grid.rank[0]: must be finite and at least 1, or null, not 0",
+    "detail": "grid.rank[0]: must be at least 1, or null, not 0",
     "instance": "/v1/experiments",
-    "errors": [{"field": "grid.rank[0]", "message": "must be finite and at least 1, or null, not 0"}],
+    "errors": [{"field": "grid.rank[0]", "message": "must be at least 1, or null, not 0"}],
     "request_id": "3f6c1f0e9b2a4b1d8c7e5a4d3b2c1f0e",
 }
 

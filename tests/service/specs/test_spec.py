@@ -175,7 +175,7 @@ class TestSearch:
             ({"training.lr": {"loguniform": [0, 1]}}, "above 0"),
             ({"training.lr": {"uniform": [1, 0.1]}}, "the first number below the second"),
             ({"training.lr": {"uniform": [1]}}, "two numbers"),
-            ({"training.lr": {"uniform": [-1, 1]}}, "finite and above 0, not -1"),
+            ({"training.lr": {"uniform": [-1, 1]}}, "must be above 0, not -1"),
             ({"training.lr": {"uniform": [0.1, 10**400]}}, "finite"),
             ({"training.lr": {"normal": [0, 1]}}, '{choice: [...]}, not {"normal": [0, 1]}'),
             ({"training.lr": {}}, "must be one of {uniform"),

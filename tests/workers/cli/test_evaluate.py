@@ -138,7 +138,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
         (("--metrics", "speed"), "must be one of calibration, certified, lipschitz, autoattack, pgd, corruption, cost"),
         (("--radii", "0.5,0"), "evaluation.radii"),
         (("--radii", "far"), "must be numbers with commas between"),
-        (("--metrics", "pgd", "--eps", "0"), "attack_eps = 0.0: must be finite and above 0"),
+        (("--metrics", "pgd", "--eps", "0"), "attack_eps = 0.0: must be above 0"),
         (("--metrics", "pgd", "--norm", "L1"), "must be L2 or Linf for PGD"),
         (("--metrics", "autoattack", "--version", "best"), "must be one of standard, plus, rand"),
         (("--metrics", "corruption", "--corruptions", "published"), "must be generated for digits"),
