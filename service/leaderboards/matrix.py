@@ -51,7 +51,8 @@ class PlaceState(StrEnum):
 
 _ORDER = {state: rank for rank, state in enumerate(PlaceState)}
 _AGGREGATES: dict[Seeds, Callable[[Sequence[float]], float | None]] = {
-    Seeds.MEDIAN: statistics.median,
+    # The two in the middle are halved first: the sum of a deep network's bounds may be beyond float64.
+    Seeds.MEDIAN: lambda values: statistics.median_low(values) / 2 + statistics.median_high(values) / 2,
     Seeds.LEAST: min,
     Seeds.LARGEST: max,
 }

@@ -89,6 +89,16 @@ def test_a_place_for_each_cell_with_mean_and_deviation(
     assert place(asked(metric=Metric.ECE), 2, 0.0)["value"] == pytest.approx(0.02)
 
 
+def test_a_median_of_the_largest_numbers(
+    grid: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None], asked: Callable[..., Matrix]
+) -> None:
+    grid(rank=[2], seed=[0, 1])
+    lease = claim()
+    for trial in (1, 2):
+        finish(lease, trial, loss=1.6e308)
+    assert asked(metric=Metric.LOSS, seeds=Seeds.MEDIAN).places.value == [1.6e308]
+
+
 def test_what_is_decided_by_the_rest_sets_no_facets_apart(
     grid: Callable[..., int], asked: Callable[..., Matrix]
 ) -> None:
