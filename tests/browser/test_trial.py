@@ -323,6 +323,8 @@ def test_on_paper_there_are_all_parts_and_pictures_in_light_colours(shown: Site,
         right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
         seen = page.locator("canvas, .u-wrap" if width == 640 else "th, td, canvas, .u-wrap").locator("visible=true")
         assert seen.evaluate_all(right) <= width
+    # A log that were no higher than on a screen would stand on what follows.
+    assert page.locator("pre.log").evaluate("one => getComputedStyle(one).maxHeight") == "none"
     breaks = "all => all.map(one => getComputedStyle(one)).map(one => one.breakInside + ' ' + one.breakAfter)"
     assert set(page.locator("h2:visible, h3:visible").evaluate_all(breaks)) == {"auto avoid"}
     assert set(page.locator(".charts-live, .trial-curves, .fans-figure").evaluate_all(breaks)) == {"auto auto"}
