@@ -377,8 +377,10 @@ def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable
         trial.epoch += 1
         measured.spectra(session, RUNNING, epochs=5)
 
+    assert page.locator("#watched > .empty").is_visible()
     live.database.write(step)
     page.wait_for_selector(".fans-figure[data-drawn='8']")
+    assert not page.locator("#watched > .empty").is_visible()
     assert not [url for url in tab.asked if url == f"{live.url}/trials/{RUNNING}"]
     with live.database.read() as session:
         trial = session.get(Trial, RUNNING)
