@@ -232,7 +232,10 @@ def _chosen(question: MatrixQuestion, fields: Sequence[FieldColumn], rows: Itera
     for parameter, asked in (("x", question.x), ("y", question.y)):
         if asked is not None and asked not in names:
             fix = f"choose one of {', '.join(names)}" if names else "it varies nothing but seeds"
-            raise QueryError([FieldProblem(parameter, f"all trials of this experiment have the same {asked}; {fix}")])
+            why = f"all trials of this experiment have the same {asked}"
+            if asked == "seed":
+                why = "the seeds of a place are put together"
+            raise QueryError([FieldProblem(parameter, f"{why}; {fix}")])
     if question.x is not None and question.x == question.y:
         raise QueryError([FieldProblem("y", "must be another field than x")])
     if question.x is not None and question.y is not None:

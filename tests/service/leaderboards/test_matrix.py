@@ -298,6 +298,12 @@ class TestApi:
         assert sqlite_api.get(f"/v1/experiments/1/matrix?{query}").status_code == status
         assert sqlite_api.get("/v1/experiments/2/matrix").status_code == 404
 
+    def test_seeds_are_no_axis_as_they_are_put_together(self, sqlite_api: TestClient) -> None:
+        spec = {"name": "x", "base": BASE, "grid": {"training.lr": [0.1, 0.2], "seed": [0, 1]}}
+        assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
+        refused = sqlite_api.get("/v1/experiments/1/matrix?x=seed").json()["errors"]
+        assert refused[0]["message"] == "the seeds of a place are put together; choose one of training.lr"
+
 
 def test_another_experiment_s_trials_cannot_be_asked_for(database: Database, grid: Callable[..., int]) -> None:
     grid(rank=[2, 4])
