@@ -80,11 +80,13 @@ def show(page: Show, database: Db, who: Reader, asked: Asked) -> HTMLResponse:
     scale = asked.scale.value if asked.smoke else None
     given = {"experiment": asked.experiment, "scale": scale, "protocol": asked.protocol}
     query = urlencode({name: value for name, value in given.items() if value is not None})
+    drawing = draw(figure)
     return page(
         "figure.html",
         found=found,
         figure=figure,
-        picture=draw(figure).svg(),
+        picture=drawing.svg(),
+        sheets=drawing.sheets(),
         behind=_behind(figure),
         notes=[*found.notes, *([] if asked.smoke else printed_notes(paper_table(asked.paper, found.name)))],
         paper=asked.paper,
@@ -142,7 +144,8 @@ def draw(figure: PaperFigure) -> Drawing:
     for index, panel in enumerate(figure.panels):
         shapes += _panel(figure, panel, index % columns * width, bottom + index // columns * height)
     title = f"{figure.title}{': ' + WATERMARK if figure.smoke else ''}; the table below has its numbers"
-    return Drawing(columns * width, total, title, tuple(shapes))
+    cuts = tuple(bottom + row * height for row in range(1, rows))
+    return Drawing(columns * width, total, title, tuple(shapes), cuts)
 
 
 def _keys(figure: PaperFigure, width: float) -> tuple[list[Path | Circle | Words], float]:
