@@ -365,6 +365,13 @@ def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Ca
     assert page.evaluate("() => window.same") is True
 
 
+def test_spectra_of_a_single_epoch_are_dots(live: Site, browse: Callable[..., Tab]) -> None:
+    live.database.write(lambda session: measured.spectra(session, RUNNING, epochs=1))
+    page = browse(f"{live.url}/trials/{RUNNING}#singular-values", scheme="light").page
+    page.wait_for_selector(".fans-figure[data-drawn='8']")
+    assert page.locator(".fans-figure canvas:not(.stroke)").first.evaluate(_HAS_COLOUR, LIGHT_BLUE)
+
+
 def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = browse(f"{live.url}/trials/{RUNNING}#singular-values")
     page = tab.page
