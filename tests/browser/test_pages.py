@@ -641,6 +641,9 @@ class TestEveryPage:
                 assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
         # A long example that were no higher than on a screen would stand on what follows.
         tab.go(f"{site.url}/docs")
+        page.emulate_media(media="screen")
+        page.wait_for_timeout(300)
+        page.emulate_media(media="print")
         tab.until("() => document.documentElement.classList.contains('paper')")
         over = "all => all.filter(one => one.scrollHeight > one.clientHeight).length"
         assert page.locator(".operation pre").evaluate_all(over) == 0
