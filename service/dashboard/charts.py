@@ -10,6 +10,10 @@ _LARGE = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 38
 _TICKS = 5
 _MOST_TICKS = 8
+_FARTHEST = 1e150
+"""What lies farther from zero is drawn there, what lies nearer to it than the inverse as zero, or on a logarithmic axis
+at the inverse: of numbers between them every quotient is a number.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Axis:
 
     def place(self, value: float) -> float:
         """The pixel of a value, to a tenth."""
+        value = _within(value, log=self.log)
         low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
         share = (value - low) / (high - low)
         return round(self.start + share * (self.end - self.start), 1)
@@ -143,11 +148,17 @@ def value_axis(values: Sequence[float], start: float, end: float, *, log: bool =
 
 
 def _wide(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) / min(values) > 30
+    return min(values) > 0 and max(values) / 30 > min(values)
+
+
+def _within(value: float, *, log: bool) -> float:
+    """A number of which an axis can be made: one that is positive where it is logarithmic."""
+    least = 1 / _FARTHEST if log else -_FARTHEST
+    return 0.0 if not log and abs(value) < 1 / _FARTHEST else min(max(value, least), _FARTHEST)
 
 
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False, pad: float = 0.0) -> Axis:
-    low, high = min(values), max(values)
+    low, high = _within(min(values), log=log), _within(max(values), log=log)
     if log:
         room = (high / low) ** pad if high > low * (1 + 1e-9) else 2.0  # of closer values the logarithms may be equal
         return Axis(low / room, high * room, start, end, log=True)

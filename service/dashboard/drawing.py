@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -79,12 +80,13 @@ class Said:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Shapes on a page of so many pixels; later ones lie above."""
+    """Shapes on a page of so many pixels; later ones lie above. Between `cuts`, heights, a sheet of paper ends."""
 
     width: float
     height: float
     title: str
     shapes: tuple[Path | Circle | Words | Said, ...]
+    cuts: tuple[float, ...] = ()
 
     def svg(self) -> Markup:
         """A picture that stands in a page, which may give its classes other colours, or alone."""
@@ -93,7 +95,16 @@ class Drawing:
             Markup(size), self.title, Markup('font-family="Helvetica, Arial, sans-serif"')
         )
         paper = Markup('<rect class="paper" width="100%" height="100%" fill="#ffffff"/>')
-        return head + paper + Markup("\n").join(map(_svg, self.shapes)) + Markup("</svg>\n")
+        shapes = Markup("\n").join(map(_svg, self.shapes))
+        return head + paper + Markup('<g id="drawn">') + shapes + Markup("</g></svg>\n")
+
+    def sheets(self) -> Markup:
+        """Its parts between the cuts, for paper alone: each shows some of the picture that stands in the same page."""
+        parts = [
+            Markup('<svg viewBox="0 {:g} {:g} {:g}"><use href="#drawn"/></svg>').format(begin, self.width, end - begin)
+            for begin, end in pairwise((0, *self.cuts, self.height))
+        ]
+        return Markup("\n").join(parts)
 
     def pdf(self) -> bytes:
         """One page of vectors; words are in Helvetica, which every reader has and no file carries."""

@@ -19,7 +19,17 @@ from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.wording import NONE
 from service.database.engine import Database
 from service.leaderboards.text_tables import Measured
-from service.paper.figures import WATERMARK, Panel, PaperFigure, Point, Reference, figure_latex, paper_figure, wide
+from service.paper.figures import (
+    WATERMARK,
+    Panel,
+    PaperFigure,
+    Point,
+    Reference,
+    figure_latex,
+    panel_values,
+    paper_figure,
+    wide,
+)
 from service.paper.presets import Scale
 from service.paper.reference import paper_table, printed_notes
 from service.paper.reproduction import Reproduction
@@ -70,11 +80,13 @@ def show(page: Show, database: Db, who: Reader, asked: Asked) -> HTMLResponse:
     scale = asked.scale.value if asked.smoke else None
     given = {"experiment": asked.experiment, "scale": scale, "protocol": asked.protocol}
     query = urlencode({name: value for name, value in given.items() if value is not None})
+    drawing = draw(figure)
     return page(
         "figure.html",
         found=found,
         figure=figure,
-        picture=draw(figure).svg(),
+        picture=drawing.svg(),
+        sheets=drawing.sheets(),
         behind=_behind(figure),
         notes=[*found.notes, *([] if asked.smoke else printed_notes(paper_table(asked.paper, found.name)))],
         paper=asked.paper,
@@ -132,7 +144,8 @@ def draw(figure: PaperFigure) -> Drawing:
     for index, panel in enumerate(figure.panels):
         shapes += _panel(figure, panel, index % columns * width, bottom + index // columns * height)
     title = f"{figure.title}{': ' + WATERMARK if figure.smoke else ''}; the table below has its numbers"
-    return Drawing(columns * width, total, title, tuple(shapes))
+    cuts = tuple(bottom + row * height for row in range(1, rows))
+    return Drawing(columns * width, total, title, tuple(shapes), cuts)
 
 
 def _keys(figure: PaperFigure, width: float) -> tuple[list[Path | Circle | Words], float]:
@@ -164,7 +177,7 @@ def _panel(figure: PaperFigure, panel: Panel, left: float, top: float) -> list[P
     x = Axis(*figure.reach, start, end)
     shapes: list[Path | Circle | Words | Said] = []
     values = [value for point in panel.points for value in _reached(point)]
-    log = wide(values)
+    log = wide(panel_values(panel))
     logarithmic = ", logarithmic" if log else ""
     shapes.append(Words(left + 12, top + 18, f"{panel.title}{logarithmic}", size=13))
     y = value_axis(values, low - 4, high + 4, log=log) if values else None
@@ -182,8 +195,7 @@ def _panel(figure: PaperFigure, panel: Panel, left: float, top: float) -> list[P
     shapes.append(Words(start - 7, low + 12, "none", "quiet", 11, "end"))
     if y is None:
         middle = (start + end) / 2, (low + high) / 2
-        said = "nothing measured here" + ("" if figure.smoke else "; no number is printed")
-        shapes.append(Words(*middle, said, "quiet", 12, "middle"))
+        shapes.append(Words(*middle, figure.nothing, "quiet", 12, "middle"))
     else:
         shapes += [_theirs(figure, panel, point, x, y) for point in panel.points if point.printed]
     for point in panel.points:

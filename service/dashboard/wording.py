@@ -8,7 +8,7 @@ from typing import Any
 from service.database import now
 from service.leaderboards.boards import missing_said
 from service.leaderboards.metrics import Metric, unit_of
-from service.leaderboards.text_tables import in_words
+from service.leaderboards.text_tables import in_digits, in_words
 from service.queue.attempts import Silence
 from service.specs.columns import flat
 
@@ -62,7 +62,7 @@ def measured(value: float | None, metric: Metric) -> str:
     unit, reading = unit_of(metric, [value]), metric.reading
     if unit.title == reading.heading and unit.decimals == 0:
         return whole(value)
-    text = f"{value * unit.factor:.{unit.decimals}f}"
+    text = in_digits(value * unit.factor, unit.decimals)
     return f"{text} {reading.unit}" if reading.unit else text
 
 

@@ -275,7 +275,41 @@ def _sqlite(url: URL) -> Engine:
         else:
             connection.exec_driver_sql("BEGIN")
 
+    if url.database and url.database != ":memory:":
+        _hold_to(engine, Path(url.database))
     return engine
+
+
+def _hold_to(engine: Engine, file: Path) -> None:
+    """Lets an engine make its file once: where that is gone later, a volume say, an empty one must not take its place.
+
+    Nor is a connection used that has another file open than the one that is there.
+    """
+    known = file.exists()
+
+    @event.listens_for(engine, "do_connect")
+    def _refuse_new_file(_dialect: Any, _record: Any, _args: Any, _options: Any) -> None:
+        if known and not file.exists():
+            raise sqlite_driver.OperationalError(f"unable to open database file: {file} is gone")
+
+    @event.listens_for(engine, "connect")
+    def _remember(_connection: Any, record: Any) -> None:
+        nonlocal known
+        record.info["file"] = _identity(file)
+        known = known or record.info["file"] is not None
+
+    @event.listens_for(engine, "checkout")
+    def _refuse_other_file(_connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info["file"] not in (None, _identity(file)):  # none was made yet when it connected
+            raise InvalidatePoolError("the file is another one, or gone")
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _begin_writing(connection: Connection) -> None:

@@ -51,7 +51,8 @@ class PlaceState(StrEnum):
 
 _ORDER = {state: rank for rank, state in enumerate(PlaceState)}
 _AGGREGATES: dict[Seeds, Callable[[Sequence[float]], float | None]] = {
-    Seeds.MEDIAN: statistics.median,
+    # The two in the middle are halved first: the sum of a deep network's bounds may be beyond float64.
+    Seeds.MEDIAN: lambda values: statistics.median_low(values) / 2 + statistics.median_high(values) / 2,
     Seeds.LEAST: min,
     Seeds.LARGEST: max,
 }
@@ -231,7 +232,10 @@ def _chosen(question: MatrixQuestion, fields: Sequence[FieldColumn], rows: Itera
     for parameter, asked in (("x", question.x), ("y", question.y)):
         if asked is not None and asked not in names:
             fix = f"choose one of {', '.join(names)}" if names else "it varies nothing but seeds"
-            raise QueryError([FieldProblem(parameter, f"all trials of this experiment have the same {asked}; {fix}")])
+            why = f"all trials of this experiment have the same {asked}"
+            if asked == "seed":
+                why = "the seeds of a place are put together"
+            raise QueryError([FieldProblem(parameter, f"{why}; {fix}")])
     if question.x is not None and question.x == question.y:
         raise QueryError([FieldProblem("y", "must be another field than x")])
     if question.x is not None and question.y is not None:

@@ -137,16 +137,19 @@ _SQUARES = 1e-140
 def spread(values: Sequence[float]) -> Measure:
     """Mean and spread of at least one value, in two exact sums: a small spread keeps its digits.
 
-    So has that of a deep network's bounds, whose squares are beyond float64.
+    So has that of a deep network's bounds, whose squares are beyond float64, or even their sum.
     """
     count = len(values)
     if count == 1:
         return Measure(1, values[0], None, values[0], values[0])
     # Correctly rounded sums, and a mean that is never outside of its values: equal values do not deviate.
     least, largest = min(values), max(values)
-    mean = min(max(nearest_ratio(math.fsum(values) / count, 2 * math.ulp(largest)), least), largest)
+    whole = largest < 1 / _SQUARES
+    total = math.fsum(values) / count if whole else math.fsum([value / count for value in values])
+    mean = min(max(nearest_ratio(total, 2 * math.ulp(largest)), least), largest)
     if _SQUARES < largest - least < 1 / _SQUARES:
         std = math.sqrt(math.fsum([(value - mean) ** 2 for value in values]) / (count - 1))
     else:  # which takes thrice as long
-        std = math.hypot(*[value - mean for value in values]) / math.sqrt(count - 1)
+        root = math.sqrt(count - 1)
+        std = math.hypot(*[(value - mean) / root for value in values])
     return Measure(count, mean, std, least, largest)

@@ -73,9 +73,14 @@ def _apart(keys: Sequence[int], xs: dict[int, float], ys: dict[int, float]) -> l
     left, right = min(xs[key] for key in keys), max(xs[key] for key in keys)
     low, high = min(ys[key] for key in keys), max(ys[key] for key in keys)
     for key in keys:
-        across = round(_ACROSS * (xs[key] - left) / (right - left or 1))
-        fields.setdefault((across, round(_UP * (ys[key] - low) / (high - low or 1))), key)
+        field = round(_ACROSS * _share(xs[key], left, right)), round(_UP * _share(ys[key], low, high))
+        fields.setdefault(field, key)
     return list(fields.values())
+
+
+def _share(value: float, least: float, most: float) -> float:
+    """Where a value lies between two others; halves, as the whole difference can be more than a float."""
+    return (value / 2 - least / 2) / ((most / 2 - least / 2) or 1)
 
 
 MOST_CELLS = 5000

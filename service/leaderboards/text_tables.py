@@ -13,6 +13,14 @@ from typing import Any, Self
 
 from ttsv.config.fields import FieldValue
 
+_LONGEST = 1e15
+"""From here on numbers have no digits that a float knows behind the point, and no room in a column."""
+
+
+def in_digits(value: float, decimals: int) -> str:
+    """A number with so many decimals, a very large one by its power of ten; what rounds to zero has no sign."""
+    return f"{value:.3e}" if abs(value) >= _LONGEST else f"{value:z.{decimals}f}"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -33,8 +41,8 @@ class Measured:
 
     @property
     def printed(self) -> tuple[str, str | None]:
-        """Both as printed; what rounds to zero has no sign."""
-        return f"{self.mean:z.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
+        """Both as printed."""
+        return in_digits(self.mean, self.decimals), None if self.std is None else in_digits(self.std, self.decimals)
 
     @property
     def said(self) -> str:

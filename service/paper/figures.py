@@ -87,6 +87,11 @@ class PaperFigure:
         """Whether there is a hollow mark at all."""
         return any(point.printed for panel in self.panels for point in panel.points)
 
+    @property
+    def nothing(self) -> str:
+        """What a panel without a value says."""
+        return "nothing measured here" + ("" if self.smoke else "; no number is printed")
+
 
 @dataclass(frozen=True)
 class _Layout:
@@ -219,8 +224,11 @@ def figure_latex(figure: PaperFigure) -> str:
         title = f"{WATERMARK}; {panel.title}" if figure.smoke else panel.title
         options = f"title={{{escape_latex(title)}}}, xlabel={{{escape_latex(figure.x_title)}}}"
         options += f", xtick={{{at}}}, xticklabels={{{labels}}}, xmin={figure.reach[0]:g}, xmax={figure.reach[1]:g}"
-        if wide(panel_values(panel)):
+        values = panel_values(panel)
+        if wide(values):
             options += ", ymode=log"
+        elif not values:
+            options += ", ymin=0, ymax=1, ytick=\\empty"
         # Each in a paragraph of its own: two in one line run off the page.
         lines += ["", "\\begin{tikzpicture}", f"\\begin{{axis}}[{options}, legend pos=outer north east]"]
         for index, name in enumerate(figure.series):
@@ -238,6 +246,11 @@ def figure_latex(figure: PaperFigure) -> str:
                 lines.append(f"\\addplot[only marks, mark={mark[index % len(mark)]}, {bars}] coordinates {{")
                 lines += [f"  ({x:.6g},{mean:.8g}) +- (0,{spread or 0:.8g})" for x, mean, spread in found]
                 lines += ["};", f"\\addlegendentry{{{escape_latex(said)}}}"]
+        if not values:  # of an axis without a point pgfplots takes none of the ends that it is given
+            lines.append(
+                f"\\addplot[draw=none, forget plot] coordinates {{({figure.reach[0]:g},0) ({figure.reach[1]:g},1)}};"
+            )
+            lines.append(f"\\node[font=\\footnotesize] at (axis description cs:0.5,0.5) {{{figure.nothing}}};")
         lines += ["\\end{axis}", "\\end{tikzpicture}"]
     return "\n".join(lines) + "\n"
 

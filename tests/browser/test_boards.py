@@ -200,6 +200,24 @@ class TestPlane:
         said = "Of more than 1\u202f500 the deviations of the front and of the chosen are drawn alone."
         assert said in page.locator(".plane-figure figcaption").inner_text()
 
+    def test_axes_reach_to_the_ends_of_deviations(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse("about:blank").page
+
+        def wide(route: Any) -> None:
+            found = route.fetch().json()
+            route.fulfill(json=found | {"y_error": [0.3] * len(found["y"])})
+
+        page.route("**/plane?*", wide)
+        page.goto(f"{boards.url}/leaderboards/cifar10?experiment=2&x=parameters")
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        with page.expect_download() as saved:
+            page.locator(".plane-figure button[data-save=svg]").click()
+        texts = re.findall(r"<text[^>]*>([-\d.]+)</text>", saved.value.path().read_text())
+        means = page.evaluate(
+            "async () => (await (await fetch(document.querySelector('.plane-figure').dataset.source)).json()).y"
+        )
+        assert min(map(float, texts)) <= 100 * (min(means) - 0.3)
+
     def test_numbers_beside_axes_are_written_as_on_pages(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2&x=parameters").page
         page.wait_for_selector(".plane-figure[data-drawn='16']")

@@ -50,6 +50,18 @@ def figures(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class TestFigures:
+    def test_rows_of_panels_are_printed_one_by_one(self, figures: Site, browse: Callable[..., Tab]) -> None:
+        """All five together are higher than a sheet: it would be cut within a panel, behind two that are empty."""
+        page = browse(f"{figures.url}/figures/{PAPER}/vgg?experiment=1", width=1031).page
+        assert not page.locator(".figure-sheets").is_visible()
+        page.emulate_media(media="print")
+        rows = page.locator(".figure-sheets svg")
+        assert not page.locator(".paper-figure svg").is_visible()
+        assert rows.count() == 5
+        assert max(rows.evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")) < 450
+        assert "Filled: ours" in page.locator(".paper-figure figcaption").inner_text()
+        page.emulate_media(media="screen")
+
     def test_ours_are_points_with_spread_and_what_is_missing_is_a_mark(
         self, figures: Site, browse: Callable[..., Tab]
     ) -> None:

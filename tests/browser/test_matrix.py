@@ -96,6 +96,9 @@ def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab])
     page = drawn(browse(f"{site.url}/experiments/1")).page
     page.locator("#matrix .canvas").focus()
     said = page.locator("#matrix .readout")
+    page.keyboard.press("Home")
+    # The ring is no wider than leaves the words above alone.
+    assert page.locator("#matrix .canvas").evaluate("one => getComputedStyle(one).outlineOffset") == "0px"
     first = said.inner_text()
     assert "rank 2" in first
     assert "of 5 seeds" in first

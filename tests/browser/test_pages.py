@@ -639,6 +639,14 @@ class TestEveryPage:
                     assert page.locator(f"#{name}").is_visible()
                 assert page.locator("#matrix .sheet").count() == 1
                 assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
+        # A long example that were no higher than on a screen would stand on what follows.
+        tab.go(f"{site.url}/docs")
+        page.emulate_media(media="screen")
+        page.wait_for_timeout(300)
+        page.emulate_media(media="print")
+        tab.until("() => document.documentElement.classList.contains('paper')")
+        over = "all => all.filter(one => one.scrollHeight > one.clientHeight).length"
+        assert page.locator(".operation pre").evaluate_all(over) == 0
         # Of a new experiment nothing stands over the last lines of a sheet, and of a long text nothing is cut off.
         tab.go(f"{site.url}/submit#text-panel")
         page.emulate_media(media="screen")

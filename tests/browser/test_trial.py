@@ -323,6 +323,8 @@ def test_on_paper_there_are_all_parts_and_pictures_in_light_colours(shown: Site,
         right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
         seen = page.locator("canvas, .u-wrap" if width == 640 else "th, td, canvas, .u-wrap").locator("visible=true")
         assert seen.evaluate_all(right) <= width
+    # A log that were no higher than on a screen would stand on what follows.
+    assert page.locator("pre.log").evaluate("one => getComputedStyle(one).maxHeight") == "none"
     breaks = "all => all.map(one => getComputedStyle(one)).map(one => one.breakInside + ' ' + one.breakAfter)"
     assert set(page.locator("h2:visible, h3:visible").evaluate_all(breaks)) == {"auto avoid"}
     assert set(page.locator(".charts-live, .trial-curves, .fans-figure").evaluate_all(breaks)) == {"auto auto"}
@@ -363,6 +365,13 @@ def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Ca
     assert page.evaluate("() => window.same") is True
 
 
+def test_spectra_of_a_single_epoch_are_dots(live: Site, browse: Callable[..., Tab]) -> None:
+    live.database.write(lambda session: measured.spectra(session, RUNNING, epochs=1))
+    page = browse(f"{live.url}/trials/{RUNNING}#singular-values", scheme="light").page
+    page.wait_for_selector(".fans-figure[data-drawn='8']")
+    assert page.locator(".fans-figure canvas:not(.stroke)").first.evaluate(_HAS_COLOUR, LIGHT_BLUE)
+
+
 def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = browse(f"{live.url}/trials/{RUNNING}#singular-values")
     page = tab.page
@@ -375,8 +384,10 @@ def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable
         trial.epoch += 1
         measured.spectra(session, RUNNING, epochs=5)
 
+    assert page.locator("#watched > .empty").is_visible()
     live.database.write(step)
     page.wait_for_selector(".fans-figure[data-drawn='8']")
+    assert not page.locator("#watched > .empty").is_visible()
     assert not [url for url in tab.asked if url == f"{live.url}/trials/{RUNNING}"]
     with live.database.read() as session:
         trial = session.get(Trial, RUNNING)

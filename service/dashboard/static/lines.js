@@ -5,7 +5,7 @@ import { short, ticks } from "/static/numbers.js";
 /**
  * Charts in a figure. `make()` gives them, anew for each scheme: {title, xs, series: [{label, values, stroke, width,
  * dash}], bands: [{between: [i, j], fill}], log, whole, from, points}; `whole` xs are counts,
- * `from` is where the axis begins, and `points` false leaves the dots out. `along` stands below each.
+ * `from` is where the axis begins, and `points` false leaves the dots of lines out. `along` stands below each.
  */
 export class LineCharts extends Charts {
   constructor(figure, { say, key, along }) {
@@ -50,7 +50,8 @@ export class LineCharts extends Charts {
           width,
           dash,
           spanGaps: true,
-          points: { show: lonely && chart.points !== false && Boolean(label), size: 5, fill: stroke },
+          // Of a single place there is nothing but a dot.
+          points: { show: lonely && (chart.points !== false || chart.xs.length === 1) && Boolean(label), size: 5, fill: stroke },
         })),
       ],
       bands: (chart.bands ?? []).map(({ between: [high, low], fill }) => ({ series: [high + 1, low + 1], fill })),

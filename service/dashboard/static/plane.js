@@ -138,27 +138,29 @@ function options() {
     },
   ];
   const barred = withBars();
+  /** From where to where a cell's deviation reaches; null: it has none, or one that no logarithmic axis has. */
+  const reach = (which, index) => {
+    const [at, error] = [(which === "x" ? xs : ys)[index], data[`${which}_error`][index]];
+    const [from, to] = [at - error * metrics[which].factor, at + error * metrics[which].factor];
+    return !error || (log[which] && from <= 0) ? null : [from, to];
+  };
   if (barred.length > 0) {
     series.unshift({
       id: "errors",
       type: "custom",
       silent: true,
+      clip: true,
       z: 2,
-      data: barred.map((index) => [xs[index], ys[index], index]),
+      data: barred.map((index) => [xs[index], ys[index], index, ...(reach("x", index) ?? [xs[index], xs[index]]), ...(reach("y", index) ?? [ys[index], ys[index]])]),
+      // The axes reach to their ends, but where the bars are those of the chosen, by which nothing is to move.
+      ...(barred.length === xs.length && { encode: { x: [0, 3, 4], y: [1, 5, 6] } }),
       renderItem: (_, api) => {
         const index = api.value(2);
         const children = [];
         for (const which of ["x", "y"]) {
-          const error = data[`${which}_error`][index];
-          if (!error) continue;
-          const reach = error * metrics[which].factor;
-          const end = (sign) => {
-            const point = [xs[index], ys[index]];
-            point[which === "x" ? 0 : 1] += sign * reach;
-            return point;
-          };
-          if (log[which] && end(-1)[which === "x" ? 0 : 1] <= 0) continue;
-          const [[x1, y1], [x2, y2]] = [api.coord(end(-1)), api.coord(end(1))];
+          const ends = reach(which, index);
+          if (ends === null) continue;
+          const [[x1, y1], [x2, y2]] = ends.map((end) => api.coord(which === "x" ? [end, ys[index]] : [xs[index], end]));
           children.push({
             type: "line",
             shape: { x1, y1, x2, y2 },

@@ -30,6 +30,8 @@ from ttsv.results import LayerFields
 
 VALUES = st.floats(-1e12, 1e12, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-9)
 
+ANY = st.one_of(st.floats(allow_nan=False), st.sampled_from([1e308, 1.7e308, 1e-300, 5e-324, 1e-308]))
+
 
 def places(path: str) -> list[tuple[str, float, float]]:
     """A path's commands with their coordinates."""
@@ -98,6 +100,13 @@ class TestScatter:
         assert len(places(chart.steps)) == 2
         assert scatter("x", "y", []) is None
 
+    @given(st.lists(st.tuples(ANY, ANY), min_size=1, max_size=20))
+    def test_numbers_of_any_size_have_a_place_and_ticks(self, points: list[tuple[float, float]]) -> None:
+        chart = scatter("compression", "loss", [(x, y, "", None, True) for x, y in points])
+        assert chart is not None
+        assert all(0 <= mark.x <= chart.width and 0 <= mark.y <= chart.height for mark in chart.marks)
+        assert max(len(chart.x.ticks), len(chart.y.ticks)) <= 12
+
 
 def _layer(smallest: float, largest: float, before: float | None = None) -> LayerFields:
     return {
@@ -125,6 +134,7 @@ class TestWords:
         assert measured(0.12345, Metric.ACCURACY) == "12.35 %"
         assert measured(0.0123, Metric.STEP_SECONDS) == "12.30 ms"
         assert measured(None, Metric.ACCURACY) == "\u2013"
+        assert measured(3.4e38, Metric.LOSS) == "3.400e+38 nats"
         assert [duration(seconds) for seconds in (0.25, 59, 61, 3599.7, 90_000, 1e6)] == [
             "0.2 s",
             "59 s",
@@ -188,6 +198,24 @@ class TestScatterPlot:
         assert found.cells == 6
         assert len(found.points) < 6
         assert [point.on_front for point in found.points][-1]
+
+    def test_the_largest_numbers_and_the_least_have_their_places(
+        self,
+        database: Database,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        finish: Callable[..., None],
+    ) -> None:
+        submit(seeds=1, **{"training.lr": [0.01 * n for n in range(1, 6)]})
+        lease = claim()
+        values = [(1e308, -1e308), (-1e308, 1e308), (1e-300, 5e-324), (0.0, 1e-300), (2.0, 3.0)]
+        for trial, (loss, compression) in enumerate(values, 1):
+            finish(lease, trial, loss=loss, compression=compression)
+        with database.read() as session:
+            found = planes.scatter_plot(session, Question(dataset="digits"), Metric.LOSS, Metric.COMPRESSION)
+        assert found is not None
+        assert found.cells == 5
+        assert {(1e308, -1e308), (-1e308, 1e308)} <= {(point.x, point.y) for point in found.points}
 
 
 @pytest.mark.parametrize("measured", [0, 1, 3])

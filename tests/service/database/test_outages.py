@@ -1,7 +1,9 @@
 """What means that the database is away or in trouble."""
 
+import shutil
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,21 @@ class TestAway:
 
         error = self.caught(Database(sqlite_url), fill)
         assert (is_away(error), is_in_trouble(error)) == (False, True)
+
+    def test_a_file_of_sqlite_that_is_gone_is_made_by_nobody_and_found_again(self, sqlite_url: str) -> None:
+        database, file = Database(sqlite_url), Path(sqlite_url.removeprefix("sqlite:///"))
+        protocols = text("SELECT count(*) FROM protocols")
+        with database.read() as session:
+            session.execute(protocols)
+        aside = file.rename(file.with_name("aside"))
+        with pytest.raises(SQLAlchemyError) as caught, database.read() as session:
+            session.execute(protocols)
+        assert is_away(caught.value)
+        assert not file.exists()
+        shutil.copyfile(aside, file)  # as a volume that is mounted again, another file than the one that was open
+        database.write(lambda session: session.execute(text("INSERT INTO protocols VALUES ('a', '{}')")))
+        assert sqlite3.connect(file).execute("SELECT count(*) FROM protocols").fetchall() == [(1,)]
+        database.close()
 
     def test_what_the_database_refuses(self, sqlite_url: str) -> None:
         twice = text("INSERT INTO protocols (fingerprint, record) VALUES ('a', '{}'), ('a', '{}')")

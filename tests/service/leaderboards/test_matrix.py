@@ -89,6 +89,16 @@ def test_a_place_for_each_cell_with_mean_and_deviation(
     assert place(asked(metric=Metric.ECE), 2, 0.0)["value"] == pytest.approx(0.02)
 
 
+def test_a_median_of_the_largest_numbers(
+    grid: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None], asked: Callable[..., Matrix]
+) -> None:
+    grid(rank=[2], seed=[0, 1])
+    lease = claim()
+    for trial in (1, 2):
+        finish(lease, trial, loss=1.6e308)
+    assert asked(metric=Metric.LOSS, seeds=Seeds.MEDIAN).places.value == [1.6e308]
+
+
 def test_what_is_decided_by_the_rest_sets_no_facets_apart(
     grid: Callable[..., int], asked: Callable[..., Matrix]
 ) -> None:
@@ -287,6 +297,12 @@ class TestApi:
         assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
         assert sqlite_api.get(f"/v1/experiments/1/matrix?{query}").status_code == status
         assert sqlite_api.get("/v1/experiments/2/matrix").status_code == 404
+
+    def test_seeds_are_no_axis_as_they_are_put_together(self, sqlite_api: TestClient) -> None:
+        spec = {"name": "x", "base": BASE, "grid": {"training.lr": [0.1, 0.2], "seed": [0, 1]}}
+        assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
+        refused = sqlite_api.get("/v1/experiments/1/matrix?x=seed").json()["errors"]
+        assert refused[0]["message"] == "the seeds of a place are put together; choose one of training.lr"
 
 
 def test_another_experiment_s_trials_cannot_be_asked_for(database: Database, grid: Callable[..., int]) -> None:

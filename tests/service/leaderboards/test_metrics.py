@@ -22,6 +22,12 @@ def test_equal_values_do_not_deviate(value: float) -> None:
     assert spread([value] * 7) == Measure(7, value, 0.0, value, value)
 
 
+def test_values_whose_sum_is_beyond_float64_have_a_mean() -> None:
+    assert spread([1.7e308] * 3) == Measure(3, 1.7e308, 0.0, 1.7e308, 1.7e308)
+    assert spread([0.0, 1.6e308] * 4).mean == 0.8e308
+    assert math.isclose(spread([0.0, 1.6e308] * 4).std or 0, 0.8e308 * math.sqrt(8 / 7))
+
+
 def test_metrics_without_a_value_are_absent() -> None:
     nothing: list[float | None] = [None] * (len(Metric) - 1)
     rows = [[None, *nothing], [0.25, *nothing], [0.75, *nothing]]

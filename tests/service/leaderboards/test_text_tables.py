@@ -261,6 +261,10 @@ class TestDigits:
         """A difference that nobody sees is none that is worse."""
         assert [Measured(mean, 0.1, 2).said for mean in (-1e-6, -0.0, -0.006)] == ["0.00 ± 0.10"] * 2 + ["-0.01 ± 0.10"]
 
+    def test_a_number_longer_than_a_column_is_a_power_of_ten(self) -> None:
+        assert Measured(2.5e38, 1e21, 2).said == "2.500e+38 ± 1.000e+21"
+        assert Measured(-123456789.0, None, 1).said == "-123456789.0"
+
     def test_two_values_that_differ_are_said_otherwise(self) -> None:
         exact, rounded = 8 / 255, 0.0313725
         assert str(Difference("eps", exact, rounded)) == "eps: 0.03137255 here, 0.0313725 there"
