@@ -14,14 +14,14 @@ from service.database import ClusterNode, Event, Experiment, ExperimentState, Ta
 from service.experiments.events import EventKind
 from service.queue import nodes
 from service.queue.leases import HEARD_WITHIN
-from service.queue.shares import NEEDS
+from service.queue.shares import NEEDS, NO_NODE
 
 _MOST_NODES = 1000
 WAITING = {
     "turn": ("others come first", "the cluster is full"),
     "places": (NEEDS,),
     "driver": ("its driver",),
-    "worker": ("no worker",),
+    "worker": ("no worker", NO_NODE),
 }
 """How reasons begin for which experiments wait, by class; besides there are `unfit` (no node has room) and `other`."""
 

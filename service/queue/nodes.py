@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, and_, delete, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, delete, exists, func, select, update
+from sqlalchemy.orm import Session, aliased
 
 from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, now
 from service.database.engine import upsert
@@ -25,7 +25,8 @@ FORGOTTEN_AFTER = timedelta(days=1)
 def record(session: Session, worker: str, seen: Sequence[Node]) -> None:
     """Says which nodes a worker sees in its cluster; those that it saw before and not now have left.
 
-    A machine that joins is not refused any more. Nodes without an id, which nobody has seen yet, are left out.
+    A machine from which a node joins later is not refused any more. Nodes without an id, which nobody has seen yet, are
+    left out.
     """
     seen = [node for node in seen if node.id]
     moment = now()
@@ -53,8 +54,9 @@ def record(session: Session, worker: str, seen: Sequence[Node]) -> None:
         ClusterNode.worker == worker, ClusterNode.state == NodeState.ALIVE, ClusterNode.id.not_in(present)
     )
     session.execute(gone.values(state=NodeState.LEFT, left_at=moment))
-    joined = [node.host for node in seen if node.alive]
-    session.execute(delete(ClusterNode).where(ClusterNode.state == NodeState.REFUSED, ClusterNode.host.in_(joined)))
+    joined = aliased(ClusterNode)
+    since = (joined.state == NodeState.ALIVE, joined.host == ClusterNode.host, joined.joined_at > ClusterNode.joined_at)
+    session.execute(delete(ClusterNode).where(ClusterNode.state == NodeState.REFUSED, exists().where(*since)))
     session.execute(delete(ClusterNode).where(ClusterNode.seen_at < moment - FORGOTTEN_AFTER))
 
 

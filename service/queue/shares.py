@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 NEEDS = "needs "
 """How a shortage begins."""
+NO_NODE = "no node is ready for trials"
+"""Said where no trial can be too large: the cluster starts, or none of its nodes fits its head."""
 HALF_LIFE_SECONDS = 6 * 3600.0
 """After so long what somebody used counts half."""
 
@@ -117,6 +119,8 @@ def allocate(
 
 def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
     """Why no node could ever run such a trial, or None."""
+    if not nodes:
+        return NO_NODE
     if any(needs.fits(node) for node in nodes):
         return None
     for wanted, name, has in (
@@ -124,8 +128,7 @@ def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
         (needs.cpus, "CPUs", [node.cpus for node in nodes]),
         (needs.memory_gib, "GiB of memory", [node.memory_gib for node in nodes]),
     ):
-        most = max(has, default=0.0)
-        if wanted > most:
+        if wanted > (most := max(has)):
             unit = {"GPUs": "GPU", "CPUs": "CPU"}.get(name, name) if wanted == 1 else name
             return f"{NEEDS}{wanted:g} {unit} on one node; the largest has {most:g}"
     whole = f"{needs.cpus:g} CPUs, {needs.gpus:g} GPUs and {needs.memory_gib:g} GiB of memory"

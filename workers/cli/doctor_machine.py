@@ -67,7 +67,7 @@ _disk, _ray, _gpus, _data, _versions = map(Check, ("disk", "ray", "gpus", "data"
 
 
 def look_at_disk(settings: "Settings") -> list[Finding]:
-    """The data folder: that it can be written, its room, and whether its file system suits SQLite."""
+    """The data folder: that it can be written, its room, whether its file system suits SQLite; and the files' store."""
     from service.settings import LEAST_FREE_BYTES
 
     folder = settings.data_dir
@@ -82,7 +82,7 @@ def look_at_disk(settings: "Settings") -> list[Finding]:
             f"{there} cannot be written" if there == folder else f"{folder} cannot be made: {there} cannot be written"
         )
         return [_disk.wrong(says, f"sudo install --directory --owner $USER {shown}")]
-    findings = list(_network(settings))
+    findings = [*_network(settings), *_store(settings)]
     usage, system = shutil.disk_usage(there), os.statvfs(there)
     free = f"{size(usage.free)} of {size(usage.total)} free in {folder}"
     mend = f"du --human-readable --max-depth 1 {place}  # what takes the room"
@@ -111,6 +111,29 @@ def _network(settings: "Settings") -> Iterator[Finding]:
         yield _disk.wrong(says, "export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db")
 
 
+def _store(settings: "Settings") -> Iterator[Finding]:
+    """Whether the files of trials can be kept where TTSV_STORAGE says."""
+    from service.storage import open_storage
+
+    if settings.storage is None:
+        return
+    place = settings.storage.partition("?")[0].rpartition("@")[2]  # what is left out may be secret
+    shown = f"the store of TTSV_STORAGE, {place},"
+    if "://" in settings.storage:
+        try:
+            open_storage(settings.storage).size("trials/any")
+        except (OSError, ValueError) as error:
+            yield _disk.wrong(f"{shown} cannot be read: {error}", "env | grep ^AWS_  # the keys; does its host answer?")
+            return
+    elif not Path(place).exists():
+        yield _disk.warning(f"{shown} is not there and will be made: is it to be mounted?", f"findmnt {quote(place)}")
+        return
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield _disk.wrong(f"{shown} cannot be written", f"sudo chown $USER {quote(place)}")
+        return
+    yield _disk.ok(f"{shown} is there")
+
+
 def _file_system(path: Path) -> str:
     """The type of the file system that a path lies on; empty where it is not known."""
     import psutil
@@ -121,10 +144,11 @@ def _file_system(path: Path) -> str:
 
 
 def look_at_ray(settings: "Settings") -> list[Finding]:
-    """Ray's version, the token that opens the cluster, what killed workers left, and the cluster of RAY_ADDRESS."""
+    """Ray's version, token and address of the cluster, what killed workers left, and the cluster of RAY_ADDRESS."""
     copy = os.environ.get("TTSV_TOKEN_FILE")
     tokens = [settings.data_dir / "token", *([Path(copy)] if copy else [])]
-    return [*_ray_version(), *(found for path in tokens for found in _token(path)), *_leftovers(), *_elsewhere()]
+    read = (found for path in tokens for found in _token(path))
+    return [*_ray_version(), *read, *_door(settings), *_leftovers(), *_elsewhere()]
 
 
 def _ray_version() -> Iterator[Finding]:
@@ -148,6 +172,18 @@ def _token(path: Path) -> Iterator[Finding]:
     if mode & 0o077:
         says = f"{path} can be read by other users, who could run programs as you on the worker's cluster"
         yield _ray.wrong(says, f"chmod 600 {quote(str(path))}")
+
+
+def _door(settings: "Settings") -> Iterator[Finding]:
+    """Whether nodes could join where the settings say."""
+    from service.errors import UserError
+    from workers.node.machine import own_address
+
+    if settings.head_address is not None:
+        try:
+            own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
+        except UserError as error:
+            yield _ray.wrong(f"{error}: no worker starts", "ip -brief address  # those it has")
 
 
 def _leftovers() -> Iterator[Finding]:

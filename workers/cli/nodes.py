@@ -71,7 +71,7 @@ def node(
     from service.observability import configure_logging
     from service.settings import Settings, ports_of
     from workers.node.cards import Cards
-    from workers.node.machine import local_cpus
+    from workers.node.machine import local_cpus, own_address
     from workers.node.membership import Membership, Offer
     from workers.node.mps import Mps
 
@@ -86,7 +86,7 @@ def node(
         offer = Offer(
             cpus=local_cpus() if cpus is None else cpus,
             gpus=cards.count,
-            address=address,
+            address=address and own_address(address, "--address"),
             ports=chosen,
             environment=cards.environment,
             data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,

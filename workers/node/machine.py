@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from service.errors import UserError
 from service.queue.cluster import Gpu, Machine, Versions
 from ttsv.hardware.processor import computes_bf16
 
@@ -39,6 +41,17 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 matrix = torch.ones(64, 64, dtype=torch.bfloat16)
 matrix @ matrix
 """
+
+
+def own_address(address: str, setting: str) -> str:
+    """The number of an address at which others reach this machine. Raises `UserError` where it is none of its own."""
+    try:
+        number = socket.gethostbyname(address)
+        with socket.socket() as tried:
+            tried.bind((number, 0))
+    except OSError as error:
+        raise UserError(f"{setting}: {address} is no address of this machine ({error.strerror})") from None
+    return number
 
 
 def local_cpus() -> int:

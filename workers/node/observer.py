@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,7 @@ class Observer:
         self._head, self._data_dir = head, data_dir
         self._left_at: dict[str, float] = {}
         self._refusals: dict[str, tuple[Node, float]] = {}
+        self._joined_at: dict[str, float] = {}
         self._answers: dict[str, Answer] = {}
         self._here: Answer | None = None
         self._here_until = 0.0
@@ -225,7 +226,8 @@ class Observer:
             logger.warning("Ray's head has more of node %s as taken than is: a task there lets it look again", node_id)
             self._questions.rouse(node_id)
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
-        return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *self._refused()]
+        refused = self._refused([node for node in nodes if node.alive])
+        return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *refused]
 
     def _tell(self) -> None:
         self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))
@@ -251,8 +253,11 @@ class Observer:
             return self._here
         return self._questions.answer(node_id, self._head)
 
-    def _refused(self) -> list[Node]:
-        """Machines that asked to join, one row a host however often it tries."""
+    def _refused(self, there: Sequence[Node]) -> list[Node]:
+        """Machines that asked to join, one row a host however often it tries, until a node joined from there since.
+
+        Of one that was there before, another machine may have the name, or share the host with it.
+        """
         for name in self._notes.refused.names():
             try:
                 note = self._notes.refused.get(name)
@@ -262,8 +267,12 @@ class Observer:
             self._notes.refused.remove(name)
             if refusal is not None:
                 self._refusals[refusal.host] = refusal, time.monotonic()
-        recent = time.monotonic() - SHOW_LEFT_SECONDS
-        self._refusals = {host: (node, at) for host, (node, at) in self._refusals.items() if at > recent}
+        moment = time.monotonic()
+        self._joined_at = {node.id: self._joined_at.get(node.id, moment) for node in there}
+        over = dict.fromkeys(self._refusals, moment - SHOW_LEFT_SECONDS)
+        for node in there:
+            over[node.host] = max(over.get(node.host, 0.0), self._joined_at[node.id])
+        self._refusals = {host: (node, at) for host, (node, at) in self._refusals.items() if at > over[host]}
         return [node for node, _ in self._refusals.values()]
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from service.errors import UserError
 from service.queue.cluster import Node
 from service.settings import Settings
 from ttsv.hardware.processor import computes_bf16
-from workers.node.machine import memory_bytes, usable_instructions, without_settings
+from workers.node.machine import memory_bytes, own_address, usable_instructions, without_settings
 from workers.node.mps import Mps
 from workers.node.raylet import RayProcess, free_ports, port_options, token_environment
 from workers.worker.observation import Observation
@@ -46,14 +45,7 @@ class Door:
         """As the settings say it, None where nobody can join. Raises `UserError` where this machine cannot."""
         if settings.head_address is None:
             return None
-        try:
-            address = socket.gethostbyname(settings.head_address)
-            with socket.socket() as tried:
-                tried.bind((address, 0))
-        except OSError as error:
-            raise UserError(
-                f"TTSV_HEAD_ADDRESS: {settings.head_address} is no address of this machine ({error.strerror})"
-            ) from None
+        address = own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
         return cls(address, settings.head_port, settings.ports)
 
 

@@ -115,6 +115,16 @@ def test_a_refused_machine_is_shown_until_it_joins(database: Database) -> None:
     assert states(database) == {"one": "alive", "two": "alive"}
 
 
+def test_a_machine_is_shown_that_is_refused_beside_a_node_of_the_same_name(database: Database) -> None:
+    """Two on one host, or two machines that are called the same."""
+    record(database, HEAD)
+    refused = dataclasses.replace(HEAD, id="refused-one", head=False, state=NodeState.REFUSED, problem="another Python")
+    record(database, HEAD, refused)
+    assert [row.state for row in listed(database)] == [NodeState.ALIVE, NodeState.REFUSED]
+    record(database, HEAD, dataclasses.replace(OTHER, host="one"))
+    assert [row.state for row in listed(database)] == [NodeState.ALIVE, NodeState.ALIVE]
+
+
 def test_nodes_of_a_killed_worker_have_left(database: Database) -> None:
     record(database, HEAD)
     age(database, seen_at=now() - nodes.SEEN_WITHIN - timedelta(seconds=1))

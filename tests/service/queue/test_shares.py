@@ -266,7 +266,7 @@ def test_a_shortage_is_told_by_node() -> None:
     assert shortage(Amount(4, 4), [Amount(2, 8), Amount(8, 1)]) == (
         "needs 4 CPUs, 4 GPUs and 0 GiB of memory on one node; each node has too little of one of them"
     )
-    assert shortage(ONE, []) == "needs 1 CPU on one node; the largest has 0"
+    assert shortage(ONE, []) == "no node is ready for trials"
 
 
 def test_a_decision_over_a_thousand_slots_and_a_hundred_experiments_is_quick() -> None:

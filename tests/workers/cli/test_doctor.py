@@ -30,6 +30,7 @@ from service.settings import Settings
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
+from service.storage import Store
 from ttsv.data import verify_dataset
 from workers.cli import doctor, doctor_machine, doctor_service
 from workers.cli.__main__ import app
@@ -225,6 +226,26 @@ class TestDisk:
     def test_a_file_is_in_its_way(self, machine: Path) -> None:
         (machine / "file").touch()
         is_wrong(self.look(machine / "file" / "data"), "it is a file", f"mv {machine / 'file'}")
+
+    def test_the_store(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def look(storage: str) -> list[Finding]:
+            return doctor_machine.look_at_disk(Settings(data_dir=machine, storage=storage))
+
+        folder = machine / "results"
+        is_warning(look(str(folder)), f"{folder}, is not there and will be made", f"findmnt {folder}")
+        folder.mkdir()
+        is_ok(look(str(folder)), f"{folder}, is there")
+        monkeypatch.setattr(os, "access", lambda path, _: path != str(folder))
+        is_wrong(look(str(folder)), f"{folder}, cannot be written", "sudo chown")
+
+        def away(place: str) -> Store:
+            raise OSError("Could not connect to server")
+
+        monkeypatch.setattr("service.storage.open_storage", away)
+        found = only(look("s3://key:word@bucket/x?scheme=http"), "cannot be read")
+        assert found.status is Status.WRONG
+        assert "bucket/x, cannot be read: Could not connect" in found.says
+        assert "word" not in found.says
 
     @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "lustre"])
     def test_sqlite_on_a_network(self, kind: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,6 +462,11 @@ class TestRay:
         (machine / "copy").chmod(0o604)
         monkeypatch.setenv("TTSV_TOKEN_FILE", str(machine / "copy"))
         is_wrong(self.look(machine), "copy can be read by other users", f"chmod 600 {machine / 'copy'}")
+
+    def test_an_address_of_another_machine(self, machine: Path) -> None:
+        found = doctor_machine.look_at_ray(Settings(data_dir=machine, head_address="198.51.100.77"))
+        is_wrong(found, "TTSV_HEAD_ADDRESS: 198.51.100.77 is no address of this machine", "ip -brief address")
+        assert worst(doctor_machine.look_at_ray(Settings(data_dir=machine, head_address="127.0.0.1"))) is Status.OK
 
     def test_leftovers(self, machine: Path) -> None:
         owner = identity()

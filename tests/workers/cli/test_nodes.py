@@ -116,13 +116,13 @@ class TestNode:
         environment = {
             "TTSV_HEAD": "10.0.0.1:7777",
             "TTSV_TOKEN_FILE": "t",
-            "TTSV_NODE_ADDRESS": "10.0.0.2",
+            "TTSV_NODE_ADDRESS": "127.0.0.2",
             "TTSV_WORKER_CPUS": "3",
             "TTSV_WORKER_GPUS": "1",
             "TTSV_NODE_PORTS": "7000-7100",
         }
         self.command(environment=environment)
-        assert joined == ["10.0.0.1:7777", Path("t"), Offer(3, 1, "10.0.0.2", range(7000, 7101))]
+        assert joined == ["10.0.0.1:7777", Path("t"), Offer(3, 1, "127.0.0.2", range(7000, 7101))]
 
     @pytest.mark.parametrize("environment", [{}, {"TTSV_WORKER_MPS": "true"}])
     def test_mps_is_asked_for(
@@ -143,6 +143,13 @@ class TestNode:
         expected = 0 if head == "gpu1:" else 1
         said = self.command("--head", head, "--token-file", "t", "--cpus", "1", "--gpus", "0", code=expected)
         assert ("must be HOST or HOST:PORT" in said) == bool(expected)
+
+    @pytest.mark.parametrize("address", ["198.51.100.77", "no.such.name.invalid"])
+    def test_an_address_of_another_machine(self, address: str, joined: list[Any]) -> None:
+        """The node would be seen to join, and be thought dead half a minute later."""
+        said = self.command("--head", "gpu1", "--token-file", "t", "--gpus", "0", "--address", address, code=1)
+        assert said.startswith(f"ttsv: --address: {address} is no address of this machine")
+        assert joined == []
 
     def test_ports_that_are_none(self, joined: list[Any]) -> None:
         said = self.command("--head", "gpu1", "--token-file", "t", "--ports", "7", code=1)

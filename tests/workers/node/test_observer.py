@@ -257,6 +257,16 @@ def test_a_machine_that_tries_again_and_again_is_refused_once(board: Board, look
     assert len(looking.look()) == 1, "it is told for a while"
 
 
+def test_a_refusal_is_told_until_a_node_joins_from_there(board: Board, looking: Observer) -> None:
+    board.add("x", 2)
+    looking.look()
+    board.refused.put("host-x-1", NodeNote("host-x-1", "host-x", MACHINE, "another Python"))
+    there, refused = looking.look()
+    assert (there.state, refused.state, refused.host) == (NodeState.ALIVE, NodeState.REFUSED, there.host)
+    board.add("x", 3)
+    assert {node.state for node in looking.look()} == {NodeState.ALIVE}
+
+
 def test_notes_of_another_version_are_said_to_be(
     board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

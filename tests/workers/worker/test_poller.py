@@ -406,6 +406,22 @@ def test_what_fits_no_node_fails_after_the_time_that_the_operator_sets(lab: Lab)
     assert {(trial.state, trial.failure) for trial in lab.trials(experiment_id)} == {("failed", "infrastructure")}
 
 
+def test_nothing_is_given_up_while_a_cluster_starts_that_has_no_node_yet(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of Ray's head: what ran there fits as well as before."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, SLEEP, unfit_seconds=0.3)
+    monkeypatch.setattr(rig.cluster, "nodes", tuple)
+    rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        rig.worker._turn()
+        experiment = lab.experiment(experiment_id)
+        assert (experiment.state, experiment.unfit_since) == ("queued", None)
+        assert experiment.waiting == "no node is ready for trials"
+
+
 def test_a_node_that_does_not_fit_gets_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no room, and drivers are told to keep off, those that run and those that are started."""
     fitting = [Node("good", "one", "10.0.0.1", 1, 0, 1)]
