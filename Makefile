@@ -72,7 +72,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
 
 # Five minutes that leave the processor to others: rarer mishaps, and long trials, as processes that start are what costs.
-chaos-beside: CALM = --seconds 150 --every 40 --epochs 80 --epoch-seconds 0.5 --peace 600
+chaos-beside: CALM = --seconds 150 --every 20 --epochs 80 --epoch-seconds 0.5 --peace 600
 chaos-beside: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite $(CALM) $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql $(CALM) $(ARGS)
