@@ -106,7 +106,8 @@ class Membership:
         if mps is not None and mps.failed():
             reason = words
         else:
-            reason = "the connection to the head is lost" if joined else f"Ray did not start here:\n{words}\n"
+            lost = joined or self._is_refused()
+            reason = "the connection to the head is lost" if lost else f"Ray did not start here:\n{words}\n"
         self._ray.stop()
         if time.monotonic() - began > _HEALTHY_SECONDS:
             self._failures = 0

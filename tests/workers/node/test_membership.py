@@ -173,6 +173,18 @@ def test_it_leaves_a_cluster_whose_head_is_gone(
     assert ray(found).looks - ray(found)._left - 1 == stays
 
 
+def test_a_head_that_goes_while_ray_starts_is_not_said_to_be_its_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(StandInRay, "starts_up", False)
+    found = member(tmp_path, monkeypatch, [FITS, Verdict(Outcome.REFUSED)])
+    monkeypatch.setattr(found, "_is_refused", lambda: True)
+    with pytest.raises(UserError):
+        found.run()
+    assert "the connection to the head is lost" in caplog.text
+    assert "Ray did not start" not in caplog.text
+
+
 def test_a_head_that_cannot_be_reached_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = member(tmp_path, monkeypatch, [])
     for error in (TimeoutError(), OSError(errno.EHOSTUNREACH, "no route"), socket.gaierror("no such name")):
