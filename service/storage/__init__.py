@@ -8,7 +8,7 @@ Of `ttsv` only results may be imported, of the service only errors.
 from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_checkpoints
 from service.storage.folder import Folder
 from service.storage.objects import Objects
-from service.storage.opening import open_storage, problem_of
+from service.storage.opening import open_storage, problem_of, without_secrets
 from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside, trouble_of
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "remove_checkpoints",
     "require_inside",
     "trouble_of",
+    "without_secrets",
 ]

@@ -21,6 +21,11 @@ def problem_of(place: str) -> str | None:
     return None if rest else "must name a bucket"
 
 
+def without_secrets(place: str) -> str:
+    """A store's place as it may be shown: keys may stand before an `@`, and among a URL's options."""
+    return place.partition("?")[0].rpartition("@")[2]
+
+
 @cache
 def open_storage(place: str) -> Store:
     """The store of a folder's path, or of a URL `s3://BUCKET/PREFIX?OPTION=VALUE...` as `pyarrow.fs` reads it.

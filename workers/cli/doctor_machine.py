@@ -113,11 +113,11 @@ def _network(settings: "Settings") -> Iterator[Finding]:
 
 def _store(settings: "Settings") -> Iterator[Finding]:
     """Whether the files of trials can be kept where TTSV_STORAGE says."""
-    from service.storage import open_storage
+    from service.storage import open_storage, without_secrets
 
     if settings.storage is None:
         return
-    place = settings.storage.partition("?")[0].rpartition("@")[2]  # what is left out may be secret
+    place = without_secrets(settings.storage)
     shown = f"the store of TTSV_STORAGE, {place},"
     if "://" in settings.storage:
         try:

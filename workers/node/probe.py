@@ -17,7 +17,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
-from service.storage import open_storage
+from service.storage import open_storage, without_secrets
 from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
 
 CONNECT_SECONDS = 3.0
@@ -89,7 +89,7 @@ def store_problems(head: HeadNote) -> list[str]:
     """What keeps this machine from the store of the trials' files, with what mends it; nothing without a store."""
     if head.storage is None:
         return []
-    place = head.storage.path.partition("?")[0].rpartition("@")[2]  # what is left out may be secret
+    place = without_secrets(head.storage.path)
     if head.storage.marker:
         if head.storage.seen():
             return []
