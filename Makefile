@@ -71,8 +71,8 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite --only freeze --count 3 $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
 
-# Five minutes that leave the processor to others: rarer mishaps, and long trials, as processes that start are what costs.
-chaos-beside: CALM = --seconds 150 --every 20 --epochs 80 --epoch-seconds 0.5 --peace 600
+# Five minutes of rarer mishaps, which leave the processor to others.
+chaos-beside: CALM = --seconds 150 --calm --peace 600
 chaos-beside: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite $(CALM) $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql $(CALM) $(ARGS)

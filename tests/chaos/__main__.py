@@ -1,8 +1,7 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--epochs N] [--epoch-seconds SECONDS] [--only kill|freeze|node] [--unshared]
-                          [--away SECONDS] [--unfenced] [--record]
+                          [--calm] [--only kill|freeze|node] [--unshared] [--away SECONDS] [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
@@ -56,6 +55,8 @@ GRIDS = {
     # Mid-grid there must be some that never began; an epoch is longer than reports are held back.
     "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
 }
+CALM = Grid(trials=24, epochs=30, seconds=0.5, most_open=1)
+"""One experiment after the other, of many trials, of which each process runs several: what costs is to start processes."""
 
 
 class Poster:
@@ -94,9 +95,8 @@ def main() -> int:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
     parser.add_argument("--count", type=int, help="until so many processes, or nodes, were killed, or zombies woke up")
-    parser.add_argument("--every", type=float, default=3.0, help="mean pause between two mishaps, in seconds")
-    parser.add_argument("--epochs", type=int, help="of each trial; the longer trials are, the fewer processes start")
-    parser.add_argument("--epoch-seconds", type=float, help="how long an epoch takes")
+    parser.add_argument("--every", type=float, help="mean pause between two mishaps, in seconds; 3, or 30 of --calm")
+    parser.add_argument("--calm", action="store_true", help="what leaves the processor to others")
     parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
@@ -116,10 +116,8 @@ def main() -> int:
         print(f"skipped: {reason}")
         return 0
     print(f"seed {options.seed}, {options.database}", flush=True)
-    grid, rival = GRIDS.get(options.only, Grid()), options.only == "freeze"
-    grid = dataclasses.replace(
-        grid, epochs=options.epochs or grid.epochs, seconds=options.epoch_seconds or grid.seconds
-    )
+    grid, rival = GRIDS.get(options.only, CALM if options.calm else Grid()), options.only == "freeze"
+    every = options.every or (30.0 if options.calm else 3.0)
     site = Site(
         options.database,
         disk_mib=256,
@@ -139,7 +137,7 @@ def main() -> int:
             site.mend()
             time.sleep(0.5)
         began = time.monotonic()
-        monkey = Monkey(site, options.seed, options.every, options.only)
+        monkey = Monkey(site, options.seed, every, options.only)
         if options.away:
             monkey.take_database(options.away)
         while not _enough(monkey, began, options.away + options.seconds, options.count):
