@@ -56,7 +56,7 @@ GRIDS = {
     "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
 }
 CALM = Grid(trials=24, epochs=30, seconds=0.5, most_open=1)
-"""One experiment after the other, of many trials, of which each process runs several: what costs is to start processes."""
+"""One experiment after the other, of so many trials that a process runs several: to start processes is what costs."""
 
 
 class Poster:
