@@ -35,6 +35,9 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     unit = unit_of(metric, means)
     scale = _scale(means, [one.std for one in known])
     form, factor = f".{unit.decimals}f", sign * unit.factor / scale
+    # Means further apart than the last digit printed, which tells most without printing them.
+    visible = 1.001 * 10.0**-unit.decimals / abs(factor)
+    visible *= visible  # which may be beyond all numbers, as a power may not
 
     @cache
     def printed(mean: float) -> str:
@@ -55,7 +58,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     found, some_beaten = [], False
     for place, row in enumerate(rows):
         if row[3] < judged or not some_beaten:
-            if _is_beaten(row, islice(rows, place), leading.values(), printed):
+            if _is_beaten(row, islice(rows, place), leading.values(), printed, visible):
                 some_beaten = True
             elif row[3] < judged:
                 found.append(row[3])
@@ -72,9 +75,15 @@ _Row = tuple[float, float, int, int]
 
 
 def _is_beaten(
-    row: _Row, before: Iterable[_Row], leading: Collection[Sequence[_Row]], printed: Callable[[float], str]
+    row: _Row,
+    before: Iterable[_Row],
+    leading: Collection[Sequence[_Row]],
+    printed: Callable[[float], str],
+    visible: float,
 ) -> bool:
     """Whether one of the rows before it, best first, is better beyond both errors, and printed otherwise.
+
+    Of means whose squared distance is `visible` the latter is certain.
 
     `leading` are those of them, by their degrees of freedom, than which no better one has a smaller error. Where these
     are too near by the cruder bound, so are the others, which are nearer: a thousand rows alike are not compared each
@@ -89,13 +98,15 @@ def _is_beaten(
             apart, squared = (better[0] - mean) ** 2, better[1] + error
             if apart <= least * error:
                 break  # those that follow are nearer
-            if (apart > most * squared or _is_far(apart, squared, better, row)) and printed(better[0]) != printed(mean):
+            if (apart > most * squared or _is_far(apart, squared, better, row)) and (
+                apart > visible or printed(better[0]) != printed(mean)
+            ):
                 return True
     for better in before:
         apart = (better[0] - mean) ** 2
         if apart <= close:
             break
-        if _is_far(apart, better[1] + error, better, row) and printed(better[0]) != printed(mean):
+        if _is_far(apart, better[1] + error, better, row) and (apart > visible or printed(better[0]) != printed(mean)):
             return True
     return False
 
