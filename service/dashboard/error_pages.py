@@ -53,7 +53,8 @@ def _page(scope: Scope, start: Message, body: bytes) -> Response:
         asked = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
         response: Response = RedirectResponse(f"/login?next={quote(asked, safe='')}", status_code=303, headers=HEADERS)
     else:
-        response = html("error.html", status=status, problem=problem, keys_required=False, who=None)
+        again = given.get("retry-after") if status == 503 and scope["method"] in ("GET", "HEAD") else None
+        response = html("error.html", status=status, problem=problem, again=again, keys_required=False, who=None)
     for name in ("x-request-id", "retry-after", "www-authenticate", "allow"):
         if name in given:
             response.headers[name] = given[name]

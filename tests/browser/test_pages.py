@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
-from sqlalchemy import insert, update
+from sqlalchemy import Engine, insert, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.access import keys
@@ -496,6 +497,50 @@ class TestLists:
         assert after[:3] == before[:3]  # place, rank, lambda_ort
         assert after[4] == before[4] - 200
         assert page.locator("tr[data-cell] .stay").count() == 3 * page.locator("tr[data-cell]").count()
+
+
+class TestAway:
+    """The service, or its database, is away for a time."""
+
+    ALARM = "main > .alarm[role=alert]:visible"
+
+    def test_an_open_page_says_so_until_it_is_back(self, live: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse("about:blank")
+        page, alarm = tab.page, tab.page.locator(self.ALARM)
+        page.route("**/v1/stream?*", lambda route: route.abort())
+        tab.go(f"{live.url}/?tag=pages")
+        alarm.wait_for()
+        assert alarm.inner_text().startswith("The service does not answer. What stands here was read before")
+        assert alarm.locator("a").get_attribute("href") == "/?tag=pages"
+        page.unroute("**/v1/stream?*")
+        alarm.wait_for(state="detached")
+        # Its database alone, of which a stream that is open says nothing.
+        with page.expect_response(lambda answer: "/stream?" in answer.url and answer.status == 200):
+            tab.go(f"{live.url}/experiments/1#events-panel")
+        page.route("**/experiments/1/changes?*", lambda route: route.fulfill(status=503))
+        with page.expect_response("**/experiments/1/changes?*"):
+            live.database.write(lambda session: grids.finish(session, 90, 0.1234))
+        assert alarm.count() == 0, "a moment is none of anybody's business"
+        alarm.wait_for()
+        page.unroute("**/experiments/1/changes?*")
+        alarm.wait_for(state="detached")
+        tab.complaints.clear()  # the console tells of what had no answer
+
+    def test_one_that_is_opened_meanwhile_is_there_as_soon_as_it_can_be(
+        self, live: Site, browse: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(_engine: Engine) -> None:
+            raise OperationalError("SELECT 1", {}, ConnectionError("gone"))
+
+        monkeypatch.setattr(Engine, "connect", away)
+        tab = browse(f"{live.url}/trials/1?tag=pages")
+        alarm = tab.page.locator(self.ALARM)
+        assert alarm.inner_text().startswith("the database does not answer")
+        assert "This page looks again every 5 seconds" in tab.page.locator("main").inner_text()
+        tab.complaints.clear()  # the console tells of what was refused
+        monkeypatch.undo()
+        tab.page.locator("#summary").wait_for()
+        assert (alarm.count(), tab.page.url) == (0, f"{live.url}/trials/1?tag=pages")
 
 
 FIGURE = "/figures/senderovich2022/lipschitz"

@@ -40,22 +40,23 @@ RECORDS = Path(__file__).with_name("records.jsonl")
 class Grid:
     """What is posted again and again: trials of so many epochs, of so many seconds each.
 
-    With `most_open` experiments and trials open nothing more is.
+    With `most_open` experiments and trials open nothing more is. Each node has room for as many trials as `cpus`.
     """
 
     trials: int = 4
     epochs: int = 20
     seconds: float = 0.25
     most_open: int = 12
+    cpus: int = 2
 
 
 GRIDS = {
     # Small ones, so that a worker always has some of them.
-    "freeze": Grid(trials=2, epochs=60, most_open=9),
+    "freeze": Grid(trials=2, epochs=60, most_open=9, cpus=3),
     # Mid-grid there must be some that never began; an epoch is longer than reports are held back.
     "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
 }
-CALM = Grid(trials=24, epochs=30, seconds=0.5, most_open=1)
+CALM = Grid(trials=12, epochs=30, seconds=0.5, most_open=1, cpus=1)
 """One experiment after the other, of so many trials that a process runs several: to start processes is what costs."""
 
 
@@ -125,7 +126,7 @@ def main() -> int:
         rival=rival,
         unshared=options.unshared,
         unfenced=options.unfenced,
-        cpus=3 if rival else 2,
+        cpus=grid.cpus,
     )
     database = site.database()
     try:

@@ -54,15 +54,25 @@ async function ask(address, type) {
   } catch {
     // Nobody answers, or the answer breaks off.
   }
+  miss();
   throw new Away();
 }
 
 const SIGNED_OUT = "You are signed out: what stands here is not kept up to date.";
+const AWAY = "The service does not answer. What stands here was read before, and will be kept up to date once it does.";
 let standing = null; // what the page says of itself: that it is not kept up to date, and what to do
 let gone = false; // what it shows was deleted
+let missed = 0; // answers in a row that did not come
 
-/** Says where nobody is signed in any more, or what the page shows is no more; and takes that back. */
+/** Says that the service is away where it is so for longer than a moment. */
+function miss() {
+  missed += 1;
+  if (missed > 1) say(AWAY, "Try now", location.pathname + location.search + location.hash);
+}
+
+/** Says where nobody is signed in any more, or what the page shows is no more; and takes back what it said. */
 function judge({ status, redirected, url }) {
+  missed = 0;
   if (status === 401 || (redirected && new URL(url).pathname === "/login")) {
     const next = location.pathname + location.search + location.hash;
     say(SIGNED_OUT, "Sign in", `/login?${new URLSearchParams({ next })}`);
@@ -155,9 +165,13 @@ function listen(address, handlers, again) {
   }
   mine.addEventListener("open", () => {
     refusals = 0;
+    judge({ status: 200 });
   });
   mine.addEventListener("error", () => {
-    if (mine.readyState !== EventSource.CLOSED) return;
+    if (mine.readyState !== EventSource.CLOSED) {
+      miss();
+      return;
+    }
     setTimeout(() => mine === source && again(), Math.min(SELDOM, AGAIN * 2 ** refusals));
     refusals += 1;
   });
