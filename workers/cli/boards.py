@@ -15,12 +15,14 @@ boards_app = typer.Typer()
 
 
 class TextForm(StrEnum):
-    """Forms of a table; by default one for people to read."""
+    """Forms of a table, by their names or as files end; by default one for people to read."""
 
     JSON = "json"
     CSV = "csv"
     MARKDOWN = "markdown"
+    MD = "md"
     LATEX = "latex"
+    TEX = "tex"
 
 
 Form = Annotated[TextForm | None, typer.Option("--format", help="Print it in this form instead.")]

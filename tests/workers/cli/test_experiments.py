@@ -315,7 +315,10 @@ class TestLooking:
         assert json.loads(run("leaderboard", "digits", "--format", "json").stdout) == as_json
         assert as_json["boards"][0]["rows"][0]["metrics"]["accuracy"]["mean"] == 0.875
         assert "0.875" in run("leaderboard", "digits", "--format", "csv", "--pareto", "accuracy,compression").stdout
-        assert r"\toprule" in run("leaderboard", "digits", "--format", "latex").stdout
+        for name, ending, sign in (("latex", "tex", r"\toprule"), ("markdown", "md", "**digits")):
+            text = run("leaderboard", "digits", "--format", name).stdout
+            assert sign in text
+            assert run("leaderboard", "digits", "--format", ending).stdout == text
         assert "there is no metric 'x'" in run("leaderboard", "digits", "--metrics", "x", code=1).stderr
         beside = run("compare", 1, 2, "--metrics", "accuracy,ece").stdout
         assert "accuracy (%) 87.50" in " ".join(beside.split())
