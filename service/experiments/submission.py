@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypedDict
 
 from pydantic import ValidationError
@@ -114,12 +115,14 @@ def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
 def draft_clone(
     session: Session, experiment_id: int, who: Principal = ANYONE, *, name: str | None, max_trials: int
 ) -> Draft:
-    """The same spec once more, by default as `NAME (clone)`; of a re-evaluation it evaluates the same networks.
+    """The same spec once more, by default as `NAME (clone)`, the next one as `NAME (clone 2)`.
+
+    Of a re-evaluation it evaluates the same networks.
 
     Raises `NotFoundError`.
     """
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
-    spec = read_spec(experiment.spec | {"name": name or _named_after(experiment, "clone")})
+    spec = read_spec(experiment.spec | {"name": name or _named_after(session, experiment, "clone")})
     query = select(Trial.fingerprint, Trial.source_trial_id)
     found = session.execute(query.where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None)))
     sources = {fingerprint: source for fingerprint, source in found if source is not None}
@@ -172,7 +175,7 @@ def draft_reevaluation(
     kept_words = ("tags", "notes")
     spec = read_spec(
         {key: experiment.spec[key] for key in (*kept, *kept_words) if key in experiment.spec}
-        | {"name": name or _named_after(experiment, "re-evaluated"), "base": base, "trials": trials}
+        | {"name": name or _named_after(session, experiment, "re-evaluated"), "base": base, "trials": trials}
     )
     plan = expand_grid(spec, max_trials=max_trials)
     return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
@@ -182,10 +185,14 @@ def _wrong(error: ConfigError) -> SpecError:
     return SpecError([FieldProblem(error.field, f"{error.fix}, not {json.dumps(error.value)}")])
 
 
-def _named_after(experiment: Experiment, what: str) -> str:
-    """`NAME (what)`, of an origin that is called so already its own name; within a name's length."""
-    addition = f" ({what})"
-    return experiment.name.removesuffix(addition)[: LONGEST_NAME - len(addition)] + addition
+def _named_after(session: Session, experiment: Experiment, what: str) -> str:
+    """`NAME (what)`, or `NAME (what 2)` and so on where another of the project is called so; within a name's length."""
+    origin = re.sub(rf" \({what}(?: \d+)?\)$", "", experiment.name)
+    of_project = Experiment.project_id.is_not_distinct_from(experiment.project_id)
+    taken = set(session.scalars(select(Experiment.name).where(of_project, Experiment.name.contains(f" ({what}"))))
+    additions = (f" ({what})" if number == 1 else f" ({what} {number})" for number in count(1))
+    names = (origin[: LONGEST_NAME - len(addition)] + addition for addition in additions)
+    return next(name for name in names if name not in taken)
 
 
 def draft_extension(

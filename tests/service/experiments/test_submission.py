@@ -342,11 +342,15 @@ class TestClone:
         assert post(api, f"{path}/clone", {"name": "other"}, 201)["name"] == "other"
         assert [event.detail for event in table(Event) if event.kind == "cloned"] == 2 * [{"trials": 3, "source": 1}]
 
-    def test_it_says_what_it_is_once_and_within_a_names_length(self, api: TestClient) -> None:
+    def test_it_says_which_one_it_is_within_a_names_length(self, api: TestClient) -> None:
         path = submit_spec(api, base=BASE, name="n" * 200)
         new = post(api, f"{path}/clone", None, 201)
         assert new["name"] == "n" * 192 + " (clone)"
-        assert post(api, f"/v1/experiments/{new['id']}/clone", {}, 201)["name"] == new["name"]
+        again = post(api, f"/v1/experiments/{new['id']}/clone", {}, 201)
+        assert again["name"] == again["spec"]["name"] == "n" * 190 + " (clone 2)"
+        assert post(api, f"{path}/clone", None, 201)["name"] == "n" * 190 + " (clone 3)"
+        api.patch(f"/v1/experiments/{again['id']}", json={"name": "other"}).raise_for_status()
+        assert post(api, f"{path}/clone", None, 201)["name"] == again["name"], "nobody is called so now"
 
     @pytest.mark.parametrize(
         ("action", "body", "status"),
