@@ -17,7 +17,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
-from service.storage import open_storage, without_secrets
+from service.storage import require_bucket, without_secrets
 from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
 
 CONNECT_SECONDS = 3.0
@@ -95,7 +95,7 @@ def store_problems(head: HeadNote) -> list[str]:
             return []
         return [f"the head's store {place} is not here (its file {MARKER} is missing, or of another): mount it there"]
     try:
-        open_storage(head.storage.path).size("trials/any")
+        require_bucket(head.storage.path)
     except (OSError, ValueError) as error:
         return [f"the head's store {place} cannot be read from here ({error}): are AWS_ACCESS_KEY_ID and the like set?"]
     return []

@@ -97,7 +97,7 @@ def test_what_is_said_of_a_bucket_keeps_its_secrets(monkeypatch: pytest.MonkeyPa
     def away(place: str) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(probe, "open_storage", away)
+    monkeypatch.setattr(probe, "require_bucket", away)
     url = "s3://name:secret@bucket/prefix?secret_key=hidden"
     (problem,) = probe.store_problems(HeadNote("head", VERSIONS, 0, storage=Folder(url, "")))
     assert problem.startswith("the head's store bucket/prefix cannot be read from here (no route to host)")
