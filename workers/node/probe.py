@@ -23,6 +23,8 @@ from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, N
 CONNECT_SECONDS = 3.0
 CLOCK_SECONDS = 20.0
 """How long the head's clock may stand still before nobody writes it."""
+_HTTP2, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
+"""How a client begins, with an empty frame of settings; and the type of such a frame, its fourth byte."""
 _LOOK_SECONDS = 0.05
 _LOOKS_AT_CLOCK = 3
 
@@ -52,11 +54,8 @@ def judge(address: str, note: NodeNote) -> Verdict:
     """Asks the head, and leaves it a note. A node that has joined before says there what is wrong with it now."""
     from ray.exceptions import AuthenticationError, RayError
 
-    try:
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        return Verdict(Outcome.UNANSWERED, f"nothing answers at {address} ({error.strerror or error})")
+    if (words := no_ray_at(address)) is not None:
+        return Verdict(Outcome.UNANSWERED, words)
     try:
         notes = Notes(address)
         head, ahead = compare_clocks(lambda: notes.heads.get("head"))
@@ -83,6 +82,27 @@ def judge(address: str, note: NodeNote) -> Verdict:
     except ValueError:
         return Verdict(Outcome.REFUSED, f"the head at {address} writes other notes: install the same version on both")
     return Verdict(Outcome.REFUSED, said(problems)) if problems else Verdict(Outcome.FITS)
+
+
+def no_ray_at(address: str) -> str | None:
+    """In words why no head of Ray is there; None where one is, or is slow.
+
+    Ray itself waits most of a minute for whoever listens. Its head speaks HTTP/2, and begins with a frame of settings.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        line = socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
+    except OSError as error:
+        return f"nothing answers at {address} ({error.strerror or error})"
+    with line:
+        try:
+            line.sendall(_HTTP2)
+            begin = line.recv(9)
+        except TimeoutError:
+            return None
+        except OSError:
+            begin = b""
+    return None if begin[3:4] == _SETTINGS else f"what listens at {address} is not Ray: which port has the head?"
 
 
 def store_problems(head: HeadNote) -> list[str]:
