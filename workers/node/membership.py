@@ -88,7 +88,8 @@ class Membership:
         """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
         name = name_here()
         beat()  # the pause before and the probe together may take as long as a pulse may be away
-        logger.info("asking %s whether this machine fits", self.head)  # Ray waits long for one that does not answer
+        if not self._failures:  # a head that does not answer is waited for, by Ray, most of a minute
+            logger.info("asking %s whether this machine fits", self.head)
         verdict = self._probe(name)
         if verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
             raise UserError(f"{socket.gethostname()} cannot join {self.head}: {verdict.words}")
