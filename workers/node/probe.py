@@ -30,10 +30,14 @@ _LOOKS_AT_CLOCK = 3
 
 
 class Outcome(StrEnum):
-    """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's."""
+    """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's.
+
+    `storeless`: it fits, and cannot reach the store of files, which may be away.
+    """
 
     FITS = "fits"
     REFUSED = "refused"
+    STORELESS = "storeless"
     UNWELCOME = "unwelcome"
     UNANSWERED = "unanswered"
 
@@ -67,6 +71,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
             clock_seconds=ahead,
             sees_folder=head.folder is None or head.folder.seen(),
         )
+        outcome = Outcome.REFUSED if problems else Outcome.STORELESS
         problems += store_problems(head)
         machine: Machine = dataclasses.replace(note.machine, clock_seconds=None if ahead is None else round(ahead, 2))
         note = dataclasses.replace(note, machine=machine, problem=said(problems) or None)
@@ -81,7 +86,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
         return Verdict(Outcome.UNANSWERED, f"Ray's head at {address}: {str(error).partition(chr(10))[0]}")
     except ValueError:
         return Verdict(Outcome.REFUSED, f"the head at {address} writes other notes: install the same version on both")
-    return Verdict(Outcome.REFUSED, said(problems)) if problems else Verdict(Outcome.FITS)
+    return Verdict(outcome, said(problems)) if problems else Verdict(Outcome.FITS)
 
 
 def no_ray_at(address: str) -> str | None:

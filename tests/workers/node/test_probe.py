@@ -87,10 +87,12 @@ def test_one_that_does_not_is_refused_with_all_reasons(monkeypatch: pytest.Monke
 def test_one_without_a_way_to_the_store_is_refused(monkeypatch: pytest.MonkeyPatch, head: str, tmp_path: Path) -> None:
     note = HeadNote("head", VERSIONS, 0, storage=Folder(str(tmp_path / "store"), "x"))
     refused = judged(monkeypatch, head, Board(note))
-    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.REFUSED, True)
+    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.STORELESS, True)
+    other = dataclasses.replace(note, versions=dataclasses.replace(VERSIONS, python="3.12.0"))
+    assert judged(monkeypatch, head, Board(other)).outcome is Outcome.REFUSED
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / ".ttsv-cluster").write_text("another's")
-    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.REFUSED
+    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.STORELESS
     (tmp_path / "store" / ".ttsv-cluster").write_text("x")
     assert judged(monkeypatch, head, Board(note)).outcome is Outcome.FITS
 
