@@ -222,8 +222,10 @@ def _refuse_no_address(url: str) -> None:
 
 
 def of_paper(name: str) -> str:
-    """PAPER/NAME as a path: nothing in it leads elsewhere."""
-    return "/".join(quote(part, safe=":") if part.strip(".") else "-" for part in name.split("/", 1))
+    """PAPER/NAME as a path: nothing in it leads elsewhere. Of a name alone the service says what there is."""
+    paper, slash, rest = name.partition("/")
+    parts = (paper, rest) if slash else ("", name)
+    return "/".join(quote(part, safe=":") if part.strip(".") else "-" for part in parts)
 
 
 def query(**params: object) -> Query:

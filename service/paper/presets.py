@@ -1,5 +1,6 @@
 """The tables and figures of the paper (Senderovich et al., NeurIPS 2022) as specs that can be posted."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,7 +95,7 @@ def preset_spec(name: str, *, scale: Scale = Scale.FULL, protocol: Protocol = Pr
     found = next((preset for preset in _PRESETS if preset.name == name), None)
     if found is None:
         names = ", ".join(preset.name for preset in _PRESETS)
-        raise NotFoundError(f"there is no preset {name!r}; there are {names}")
+        raise NotFoundError(f"there is no preset {name[:100]!r}; the nearest is {_nearest(name)}; there are {names}")
     spec = found.build(protocol)
     notes = f"{found.title}. Protocol: {protocol.value}. " + _NOTES[protocol]
     if scale is Scale.SMOKE:
@@ -108,6 +109,12 @@ _TIMED = "single-conv"
 """The network of which times alone are wanted."""
 _LOOKS = 20
 """So often the singular values of a trial's layers are kept: 0.05 % of its time (`docs/pages.md`)."""
+
+
+def _nearest(name: str) -> str:
+    """The preset that a name may mean, whose paper may be missing."""
+    spelt = {preset.name.rpartition("/")[2]: preset.name for preset in _PRESETS}
+    return spelt[difflib.get_close_matches(name.rpartition("/")[2].lower(), spelt, 1, 0.0)[0]]
 
 
 def _looked_on(spec: PresetGrid) -> PresetGrid:

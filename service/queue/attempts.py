@@ -22,6 +22,8 @@ LEAST_HUNG_SECONDS = 1800.0
 """Half an hour without a word is nothing yet: an epoch or an attack may take so long."""
 HUNG_PAUSES = 10
 """So many times its longest pause so far."""
+TOLD_AFTER = timedelta(seconds=30)
+"""So much later than a report it is known at most: the time between two that tell of the use of resources."""
 _NO_REPORT: Pace = {"reported": 0.0, "longest_pause": 0.0}
 
 
@@ -109,7 +111,8 @@ def silences_since(session: Session, running: Mapping[int, tuple[int, datetime]]
     """Trial -> how long it is silent and may be, of trials of experiments whose newest attempts began then.
 
     A report is known where the use of resources came with it (`ResourceSeries.pace`): every half minute, and after each
-    longer pause. So the last one may be half a minute later than said, and no pause is missed that makes the limit.
+    longer pause. So the last one may be half a minute later than said, and no pause is missed that makes the limit. A
+    trial that lives has not used the limit up: where that is shorter than what is not known yet, it reported since.
     """
     if not running:
         return {}
@@ -123,5 +126,7 @@ def silences_since(session: Session, running: Mapping[int, tuple[int, datetime]]
     for trial_id, (experiment_id, began) in running.items():
         pace = paces.get(trial_id) or _NO_REPORT
         limit = hung_seconds(asked.get(experiment_id), pace["longest_pause"])
-        found[trial_id] = Silence(began + timedelta(seconds=pace["reported"]), limit)
+        reported = began + timedelta(seconds=pace["reported"])
+        since = min(reported + TOLD_AFTER, now() - timedelta(seconds=limit))
+        found[trial_id] = Silence(max(reported, since), limit)
     return found

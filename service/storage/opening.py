@@ -1,7 +1,9 @@
 """What `TTSV_STORAGE` names, opened."""
 
+import errno
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from service.storage.folder import Folder
@@ -36,10 +38,29 @@ def open_storage(place: str) -> Store:
         raise ValueError(f"TTSV_STORAGE: {problem}")
     if "://" not in place:
         return Folder(Path(place))
-    from pyarrow.fs import FileSystem, SubTreeFileSystem
+    from pyarrow.fs import SubTreeFileSystem
+
+    filesystem, root = _file_system(place)
+    return Objects(SubTreeFileSystem(root, filesystem))
+
+
+def require_bucket(place: str) -> None:
+    """Raises `OSError` where the server of such a URL does not answer, refuses us, or has no such bucket.
+
+    The store itself cannot tell: to it a bucket that is not there is an empty one, until something is written.
+    """
+    filesystem, root = _file_system(place)
+    bucket = root.partition("/")[0]
+    if filesystem.get_file_info(bucket).type.name == "NotFound":
+        raise FileNotFoundError(errno.ENOENT, "there is no such bucket", bucket)
+
+
+def _file_system(place: str) -> tuple[Any, str]:
+    """Of a URL: what speaks with its server, and the path in it."""
+    from pyarrow.fs import FileSystem
 
     try:
         filesystem, root = FileSystem.from_uri(place)
     except ValueError as error:
         raise ValueError(f"TTSV_STORAGE: {error}") from error
-    return Objects(SubTreeFileSystem(root, filesystem))
+    return filesystem, str(root)

@@ -197,8 +197,20 @@ def _info(name: str, *, packed: bool = False) -> zipfile.ZipInfo:
 def writing(target: Path) -> Iterator[BinaryIO]:
     """The file that becomes `target` at the block's end, readable by us alone; where the block fails nothing is left.
 
-    Raises `UserError` where `target` is there already, or somebody else is writing it.
+    Raises `UserError` where `target` is there already, somebody else is writing it, or its disk is full.
     """
+    try:
+        with _becoming(target) as file:
+            yield file
+    except OSError as error:  # also of closing the file
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"FILE {target}: its disk is full; free room there, or name a file on another") from error
+
+
+@contextmanager
+def _becoming(target: Path) -> Iterator[BinaryIO]:
+    """The same, but for the words of a full disk."""
     if target.name.endswith(PARTIAL):
         raise UserError(f"FILE {target}: a name that ends with {PARTIAL} is that of a backup that is not done")
     _refuse_present(target)

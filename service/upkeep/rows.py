@@ -4,6 +4,7 @@ A row is a JSON array on a line. Tables are taken as the database itself describ
 version is copied as it is. JSON columns are copied as their text, moments in UTC with their zone.
 """
 
+import errno
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -42,6 +43,8 @@ PRESENT = frozenset({"workers", "nodes"})
 """Tables of what is there now: nothing of it is there in a database that is restored."""
 _BATCH = 1000
 _PAGES = 4096
+_FULL = "database or disk is full"
+"""SQLite's words, without a code where they come from a backup."""
 LONGEST_ROW = 64 * 2**20
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside its file: with another file it would be that one's ruin."""
@@ -90,6 +93,10 @@ def _copy_sqlite(database: Database, target: Path) -> None:
                 source.backup(into, pages=_PAGES, progress=lambda *_: None)  # so that Ctrl-C is heard between pages
             finally:
                 source.execute("ROLLBACK")
+    except sqlite_driver.OperationalError as error:
+        if str(error) != _FULL:
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
     finally:
         into.close()
 

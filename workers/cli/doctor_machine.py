@@ -113,7 +113,7 @@ def _network(settings: "Settings") -> Iterator[Finding]:
 
 def _store(settings: "Settings") -> Iterator[Finding]:
     """Whether the files of trials can be kept where TTSV_STORAGE says."""
-    from service.storage import open_storage, without_secrets
+    from service.storage import require_bucket, without_secrets
 
     if settings.storage is None:
         return
@@ -121,7 +121,7 @@ def _store(settings: "Settings") -> Iterator[Finding]:
     shown = f"the store of TTSV_STORAGE, {place},"
     if "://" in settings.storage:
         try:
-            open_storage(settings.storage).size("trials/any")
+            require_bucket(settings.storage)
         except (OSError, ValueError) as error:
             yield _disk.wrong(f"{shown} cannot be read: {error}", "env | grep ^AWS_  # the keys; does its host answer?")
             return

@@ -18,6 +18,7 @@ from workers.depot.data_sets import DataSetFiles
 from workers.depot.home import Home
 from workers.depot.server import find_depot
 from workers.node.notes import Notes
+from workers.node.probe import no_ray_at
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +196,8 @@ def join_head(address: str) -> RemoteFolder:
     Ray has the cluster's token from the environment. Raises `UserError` where this machine is no node of it, or nobody
     tells where the folder is.
     """
+    if (words := no_ray_at(address)) is not None:
+        raise UserError(words)
     try:
         note = Notes(address).heads.get("head")
         if note is None or note.data_dir is None or note.node is None:

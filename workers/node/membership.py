@@ -64,7 +64,7 @@ class Membership:
     def __init__(self, head: str, token: Path, offer: Offer, *, probe: tuple[str, ...] = PROBE) -> None:
         self.head, self._token, self._offer, self._probe_command = head, token.absolute(), offer, probe
         self._ray = RayProcess({"raylet"}, self._token, mps=offer.mps)
-        self._failures = 0
+        self._failures, self._was_member = 0, False
 
     def run(self) -> None:
         """Stays a node until SIGTERM or Ctrl-C, and leaves nothing behind. Raises `UserError` where it is refused."""
@@ -88,10 +88,14 @@ class Membership:
         """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
         name = name_here()
         beat()  # the pause before and the probe together may take as long as a pulse may be away
+        if not self._failures:  # a head that does not answer is waited for, by Ray, most of a minute
+            logger.info("asking %s whether this machine fits", self.head)
         verdict = self._probe(name)
-        if verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
+        # A store that was there is waited for, like the head.
+        final = verdict.outcome is Outcome.STORELESS and not self._was_member
+        if final or verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
             raise UserError(f"{socket.gethostname()} cannot join {self.head}: {verdict.words}")
-        if verdict.outcome is Outcome.UNANSWERED:
+        if verdict.outcome is not Outcome.FITS:
             self._pause(verdict.words)
             return
         began = time.monotonic()
@@ -102,6 +106,7 @@ class Membership:
             self._pause(f"Ray cannot be started here: {error}")
             return
         joined = self._stay(name)
+        self._was_member |= joined
         words, mps = self._ray.last_words(), self._offer.mps
         if mps is not None and mps.failed():
             reason = words

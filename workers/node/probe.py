@@ -17,21 +17,27 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
-from service.storage import open_storage, without_secrets
+from service.storage import require_bucket, without_secrets
 from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
 
 CONNECT_SECONDS = 3.0
 CLOCK_SECONDS = 20.0
 """How long the head's clock may stand still before nobody writes it."""
+_HTTP2, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
+"""How a client begins, with an empty frame of settings; and the type of such a frame, its fourth byte."""
 _LOOK_SECONDS = 0.05
 _LOOKS_AT_CLOCK = 3
 
 
 class Outcome(StrEnum):
-    """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's."""
+    """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's.
+
+    `storeless`: it fits, and cannot reach the store of files, which may be away.
+    """
 
     FITS = "fits"
     REFUSED = "refused"
+    STORELESS = "storeless"
     UNWELCOME = "unwelcome"
     UNANSWERED = "unanswered"
 
@@ -52,11 +58,8 @@ def judge(address: str, note: NodeNote) -> Verdict:
     """Asks the head, and leaves it a note. A node that has joined before says there what is wrong with it now."""
     from ray.exceptions import AuthenticationError, RayError
 
-    try:
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        return Verdict(Outcome.UNANSWERED, f"nothing answers at {address} ({error.strerror or error})")
+    if (words := no_ray_at(address)) is not None:
+        return Verdict(Outcome.UNANSWERED, words)
     try:
         notes = Notes(address)
         head, ahead = compare_clocks(lambda: notes.heads.get("head"))
@@ -68,6 +71,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
             clock_seconds=ahead,
             sees_folder=head.folder is None or head.folder.seen(),
         )
+        outcome = Outcome.REFUSED if problems else Outcome.STORELESS
         problems += store_problems(head)
         machine: Machine = dataclasses.replace(note.machine, clock_seconds=None if ahead is None else round(ahead, 2))
         note = dataclasses.replace(note, machine=machine, problem=said(problems) or None)
@@ -82,7 +86,28 @@ def judge(address: str, note: NodeNote) -> Verdict:
         return Verdict(Outcome.UNANSWERED, f"Ray's head at {address}: {str(error).partition(chr(10))[0]}")
     except ValueError:
         return Verdict(Outcome.REFUSED, f"the head at {address} writes other notes: install the same version on both")
-    return Verdict(Outcome.REFUSED, said(problems)) if problems else Verdict(Outcome.FITS)
+    return Verdict(outcome, said(problems)) if problems else Verdict(Outcome.FITS)
+
+
+def no_ray_at(address: str) -> str | None:
+    """In words why no head of Ray is there; None where one is, or is slow.
+
+    Ray itself waits most of a minute for whoever listens. Its head speaks HTTP/2, and begins with a frame of settings.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        line = socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
+    except OSError as error:
+        return f"nothing answers at {address} ({error.strerror or error})"
+    with line:
+        try:
+            line.sendall(_HTTP2)
+            begin = line.recv(9)
+        except TimeoutError:
+            return None
+        except OSError:
+            begin = b""
+    return None if begin[3:4] == _SETTINGS else f"what listens at {address} is not Ray: which port has the head?"
 
 
 def store_problems(head: HeadNote) -> list[str]:
@@ -95,7 +120,7 @@ def store_problems(head: HeadNote) -> list[str]:
             return []
         return [f"the head's store {place} is not here (its file {MARKER} is missing, or of another): mount it there"]
     try:
-        open_storage(head.storage.path).size("trials/any")
+        require_bucket(head.storage.path)
     except (OSError, ValueError) as error:
         return [f"the head's store {place} cannot be read from here ({error}): are AWS_ACCESS_KEY_ID and the like set?"]
     return []

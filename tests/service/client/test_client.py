@@ -319,6 +319,7 @@ def test_names_of_the_paper_lead_nowhere_else() -> None:
     assert of_paper("senderovich2022/table2") == "senderovich2022/table2"
     assert of_paper("../experiments/3/cancel") == "-/experiments%2F3%2Fcancel"
     assert of_paper("a/..") == "a/-"
+    assert of_paper("table2") == "-/table2"
 
 
 def test_a_board_s_rows_refuse_a_wrong_name_at_once() -> None:

@@ -60,7 +60,7 @@ def test_every_trial_has_a_network_for_its_images(name: str, scale: Scale, proto
 
 
 def test_an_unknown_name_is_answered_with_those_there_are() -> None:
-    with pytest.raises(NotFoundError, match="no preset 'table1'; there are senderovich2022/table1, "):
+    with pytest.raises(NotFoundError, match="no preset 'table1'; the nearest is senderovich2022/table1; there are "):
         preset_spec("table1")
 
 

@@ -169,6 +169,25 @@ class TestSilence:
         found = told(api, "/v1/trials?sort=id")["items"]
         assert [trial["hung_after"] for trial in found] == [None, 77.5, 1800.0]
 
+    def test_one_that_lives_is_within_its_time_though_its_reports_are_told_late(
+        self, api: TestClient, database: Database, claim: Callable[..., Lease]
+    ) -> None:
+        spec = {"name": "impatient", "base": {"dataset": "digits", "model": "small-cnn"}, "hung_after": 20}
+        api.post("/v1/experiments", json=spec).raise_for_status()
+        lease = claim()
+        database.write(under(lease, HeldExperiment.start_trial, 1))
+
+        def silent(seconds: float) -> float:
+            """How long it is said to be silent, begun so long ago and never told of since."""
+            began = now() - timedelta(seconds=seconds)
+            database.write(lambda session: session.execute(update(Trial).values(started_at=began)))
+            last = datetime.fromisoformat(told(api, "/v1/trials/1")["last_report_at"])
+            return (now() - last).total_seconds()
+
+        assert silent(15) == pytest.approx(15, abs=2)
+        assert silent(29) == pytest.approx(20, abs=2)
+        assert silent(300) == pytest.approx(270, abs=2), "nobody watches it: its driver may be dead"
+
     def test_nothing_is_asked_of_trials_that_do_not_run(
         self, database: Database, begun: Any, submit: Callable[..., int]
     ) -> None:

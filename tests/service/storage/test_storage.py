@@ -24,6 +24,7 @@ from service.storage import (
     open_storage,
     problem_of,
     remove_checkpoints,
+    require_bucket,
 )
 from service.storage.attempts import attempts
 from service.storage.objects import Objects
@@ -468,3 +469,14 @@ class TestNames:
             open_storage(place)
         with pytest.raises(ValueError, match="absolute path, or s3://"):
             Settings(storage=place)
+
+    def test_a_bucket_must_be_there_though_to_its_store_it_is_merely_empty(self, s3_server: str) -> None:
+        from pyarrow.fs import FileSystem
+
+        bucket = f"bucket-{os.urandom(4).hex()}"
+        place = f"s3://{bucket}/prefix?{s3_server}"
+        assert open_storage(place).size("trials/any") is None
+        with pytest.raises(FileNotFoundError, match=f"no such bucket: '{bucket}'"):
+            require_bucket(place)
+        FileSystem.from_uri(place)[0].create_dir(bucket)
+        require_bucket(place)

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import make_url, select, update
 
 from service.database import Artifact, Trial, TrialState, now
 from service.database.engine import Database
+from service.errors import UserError
 from service.settings import Settings
 from service.upkeep import backup, retention
 from service.upkeep.archive import WritingError
@@ -126,6 +128,28 @@ class TestBackup:
         monkeypatch.setattr(DataFolder, "open", open_and_fill)
         with pytest.raises(WritingError, match="No space left"):
             back_up(source, lived, tmp_path / "backup")
+
+
+@pytest.mark.parametrize("room", ["nothing", "half the database", "some files"])
+def test_a_backup_onto_a_full_disk_names_its_file(
+    lived: Database, source: Settings, tmp_path: Path, trial_id: int, room: str
+) -> None:
+    (log,) = (source.data_dir / "trials" / str(trial_id)).rglob("trial.log")
+    log.write_bytes(os.urandom(8 * 2**20))
+    assert source.database_url is not None
+    size = Path(str(make_url(source.database_url).database)).stat().st_size
+    kib = {"nothing": 16, "half the database": size // 2**11, "some files": 4096}[room]
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)], check=False)
+    if done.returncode:
+        pytest.skip("no disk can be made here")
+    try:
+        with pytest.raises(UserError, match=f"FILE {folder}/backup: its disk is full; free room there"):
+            back_up(source, lived, folder / "backup")
+        assert list(folder.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_what_is_not_ours_to_read_may_go_and_what_fails_stays(tmp_path: Path, unreadable: Break) -> None:

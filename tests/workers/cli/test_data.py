@@ -1,4 +1,6 @@
 import json
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +85,14 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert "2.0/2.0 kB" in shown
     assert "unknown.gz" in shown
     assert "700/? bytes" in shown
+
+
+def test_a_head_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("x")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    began = time.monotonic()
+    result = data("sync", "--head", address, "--token-file", str(tmp_path / "token"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"ttsv: nothing answers at {address} (Connection refused)\n"
+    assert time.monotonic() - began < 20, "Ray itself asks for three quarters of a minute"

@@ -30,7 +30,6 @@ from service.settings import Settings
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
-from service.storage import Store
 from ttsv.data import verify_dataset
 from workers.cli import doctor, doctor_machine, doctor_service
 from workers.cli.__main__ import app
@@ -238,10 +237,10 @@ class TestDisk:
         monkeypatch.setattr(os, "access", lambda path, _: path != str(folder))
         is_wrong(look(str(folder)), f"{folder}, cannot be written", "sudo chown")
 
-        def away(place: str) -> Store:
+        def away(place: str) -> None:
             raise OSError("Could not connect to server")
 
-        monkeypatch.setattr("service.storage.open_storage", away)
+        monkeypatch.setattr("service.storage.require_bucket", away)
         found = only(look("s3://key:word@bucket/x?scheme=http"), "cannot be read")
         assert found.status is Status.WRONG
         assert "bucket/x, cannot be read: Could not connect" in found.says

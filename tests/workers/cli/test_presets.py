@@ -15,10 +15,16 @@ def test_presets_are_listed_and_shown() -> None:
 
 
 def test_an_unknown_preset_is_said(server: str) -> None:
-    for arguments in (["show", "table1"], ["submit", "table1/x", "--url", server]):
-        done = CliRunner().invoke(app, ["presets", *arguments])
-        assert done.exit_code == 1
-        assert "senderovich2022/table1" in done.stderr
+    for name, near in {
+        "table1": "table1",
+        "table-1": "table1",
+        "senderovich2022/Table-2": "table2",
+        "other/figure-speed": "figure-speedup",
+    }.items():
+        for arguments in (["show", name], ["submit", name, "--url", server]):
+            done = CliRunner().invoke(app, ["presets", *arguments])
+            assert done.exit_code == 1
+            assert f"the nearest is senderovich2022/{near}; there are senderovich2022/table1, " in done.stderr
 
 
 def test_one_is_posted(server: str) -> None:

@@ -139,6 +139,19 @@ def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
     assert not list((tmp_path / "scratch").iterdir())
 
 
+def test_a_store_that_is_away_refuses_a_machine_and_is_waited_for_by_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    away = Verdict(Outcome.STORELESS, "the store is away")
+    found = member(tmp_path, monkeypatch, [away])
+    with pytest.raises(UserError, match="the store is away"):
+        found.run()
+    found = member(tmp_path, monkeypatch, [FITS, away, away, FITS, Verdict(Outcome.REFUSED, "another Python")])
+    with pytest.raises(UserError, match="another Python"):
+        found.run()
+    assert len(ray(found).options) == 2
+
+
 def test_it_joins_again_under_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:

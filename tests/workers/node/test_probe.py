@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def head() -> Any:
 def judged(monkeypatch: pytest.MonkeyPatch, address: str, board: Any, note: NodeNote = NOTE) -> probe.Verdict:
     monkeypatch.setattr(probe, "Notes", lambda _: board)
     monkeypatch.setattr(probe, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(probe, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(compare_clocks, "__defaults__", (time.time, 0.1))
     return judge(address, note)
 
@@ -85,10 +87,12 @@ def test_one_that_does_not_is_refused_with_all_reasons(monkeypatch: pytest.Monke
 def test_one_without_a_way_to_the_store_is_refused(monkeypatch: pytest.MonkeyPatch, head: str, tmp_path: Path) -> None:
     note = HeadNote("head", VERSIONS, 0, storage=Folder(str(tmp_path / "store"), "x"))
     refused = judged(monkeypatch, head, Board(note))
-    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.REFUSED, True)
+    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.STORELESS, True)
+    other = dataclasses.replace(note, versions=dataclasses.replace(VERSIONS, python="3.12.0"))
+    assert judged(monkeypatch, head, Board(other)).outcome is Outcome.REFUSED
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / ".ttsv-cluster").write_text("another's")
-    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.REFUSED
+    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.STORELESS
     (tmp_path / "store" / ".ttsv-cluster").write_text("x")
     assert judged(monkeypatch, head, Board(note)).outcome is Outcome.FITS
 
@@ -97,7 +101,7 @@ def test_what_is_said_of_a_bucket_keeps_its_secrets(monkeypatch: pytest.MonkeyPa
     def away(place: str) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(probe, "open_storage", away)
+    monkeypatch.setattr(probe, "require_bucket", away)
     url = "s3://name:secret@bucket/prefix?secret_key=hidden"
     (problem,) = probe.store_problems(HeadNote("head", VERSIONS, 0, storage=Folder(url, "")))
     assert problem.startswith("the head's store bucket/prefix cannot be read from here (no route to host)")
@@ -123,6 +127,23 @@ def test_nothing_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = judged(monkeypatch, f"127.0.0.1:{port}", None)
     assert verdict.outcome is Outcome.UNANSWERED
     assert "refused" in verdict.words
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.6\r\n", b"-ERR unknown command\r\n", b"HTTP/1.1 400 Bad", b""])
+def test_another_program_than_ray_at_the_address(said: bytes) -> None:
+    """Ray would be waited for most of a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                line.sendall(said)
+
+        threading.Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
+        words = probe.no_ray_at(f"127.0.0.1:{port}")
+        assert words == f"what listens at 127.0.0.1:{port} is not Ray: which port has the head?"
 
 
 def test_notes_of_another_kind(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
