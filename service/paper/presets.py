@@ -95,7 +95,8 @@ def preset_spec(name: str, *, scale: Scale = Scale.FULL, protocol: Protocol = Pr
     found = next((preset for preset in _PRESETS if preset.name == name), None)
     if found is None:
         names = ", ".join(preset.name for preset in _PRESETS)
-        raise NotFoundError(f"there is no preset {name[:100]!r}; the nearest is {_nearest(name)}; there are {names}")
+        asked = name.removeprefix("-/")[:100]  # a client sends a name without a paper so
+        raise NotFoundError(f"there is no preset {asked!r}; the nearest is {_nearest(name)}; there are {names}")
     spec = found.build(protocol)
     notes = f"{found.title}. Protocol: {protocol.value}. " + _NOTES[protocol]
     if scale is Scale.SMOKE:
