@@ -24,10 +24,10 @@ def test_an_unknown_preset_is_said(server: str) -> None:
         for arguments in (["show", name], ["submit", name, "--url", server]):
             done = CliRunner().invoke(app, ["presets", *arguments])
             assert done.exit_code == 1
-            assert (
-                f"there is no preset {name!r}; the nearest is senderovich2022/{near}; there are senderovich2022/table1, "
-                in done.stderr
+            said = (
+                f"there is no preset {name!r}; the nearest is senderovich2022/{near}; there are senderovich2022/table1"
             )
+            assert said in done.stderr
 
 
 def test_one_is_posted(server: str) -> None:
