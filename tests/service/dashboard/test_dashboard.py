@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import Engine, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.access import keys
@@ -243,8 +244,17 @@ class TestPages:
             assert "data-stream" in body or "data-poll" in body
             assert all("id" in attributes for _, attributes in page.elements if "data-live" in attributes)
 
-    def test_scripts_styles_and_their_names_fit(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
-        asked = set()
+    def test_scripts_styles_and_their_names_fit(
+        self, api: TestClient, show: Callable[[str], Page], world: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(_engine: Engine) -> None:
+            raise OperationalError("SELECT 1", {}, ConnectionError("gone"))
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Engine, "connect", away)
+            failed = api.get("/", headers={"Accept": "text/html"})
+        assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
+        asked = set(re.findall(r'src="(/static/[^"]+)"', failed.text))
         for path in (
             "/",
             f"/experiments/{world}",
