@@ -226,7 +226,7 @@ def _run_part(options: argparse.Namespace) -> int:
     """Inside the process of one part."""
     device = torch.device(options.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)  # which `cuda` alone has not
     else:
         torch.set_num_threads(1)
     if options.part == "trial":  # it is killed, and goes on in the same folder

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ttsv.spectral.symbol import forget_tables
 
@@ -95,10 +95,18 @@ class Sync:
 class _Event:
     """An event of CUDA: its moments are a count of events, a second apart. It belongs to the card it is recorded on."""
 
-    def __init__(self, cards: "PretendedCards") -> None:
-        self._cards, self.device, self.moment = cards, CPU, 0
+    def __init__(self, cards: "PretendedCards", *, external: bool = False) -> None:
+        self._cards, self.device, self.moment, self._external = cards, CPU, 0, external
 
     def record(self, stream: Any = None) -> None:
+        if self._cards.capture is not None:
+            if not self._external:
+                raise RuntimeError("only external events tell times of a graph that is replayed")
+            self._cards.capture.calls.append(partial(self._now, stream))
+            return
+        self._now(stream)
+
+    def _now(self, stream: Any = None) -> None:
         self.device = self._cards.current if stream is None else stream.device
         self._cards.moments += 1
         self.moment = self._cards.moments
@@ -119,6 +127,42 @@ class _Event:
         return 1000.0 * (end.moment - self.moment)
 
 
+class _Graph:
+    """A graph of CUDA: operations that were captured, not run, and run on the same tensors at each replay."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    def replay(self) -> None:
+        with torch.no_grad(), _disable_current_modes():
+            for call in self.calls:
+                call()
+
+    def add(self, func: Any, args: Any, kwargs: Any, written: Iterable[Tensor], inputs: list[Tensor]) -> Any:
+        """Runs an operation for what it returns, and keeps it. What it writes to is as before, in the end."""
+        for tensor in written:
+            storage: Any = tensor.untyped_storage()
+            self._before.setdefault(_storage(tensor), (storage, storage.clone()))
+        found = func(*args, **kwargs)
+        given = {_storage(tensor) for tensor in inputs}
+        made = [tensor for tensor in _tensors((found,)) if _storage(tensor) not in given]
+
+        def again() -> None:
+            anew = [tensor for tensor in _tensors((func(*args, **kwargs),)) if _storage(tensor) not in given]
+            for tensor, new in zip(made, anew, strict=True):
+                tensor.copy_(new)
+
+        self.calls.append(again)
+        return found
+
+    def end(self) -> None:
+        """Undoes what was run to be captured."""
+        for storage, before in self._before.values():
+            storage.copy_(before)
+        self._before.clear()
+
+
 class PretendedCards(TorchDispatchMode):
     """So many cards, while it is entered.
 
@@ -134,6 +178,7 @@ class PretendedCards(TorchDispatchMode):
         self.moments = 0
         self.finished = [0] * count
         self.pinned: dict[int, Any] = {}
+        self.capture: _Graph | None = None
         self._wanted: torch.device | None = None
         self._mode = "default"
         self._patches: ExitStack | None = None
@@ -173,6 +218,8 @@ class PretendedCards(TorchDispatchMode):
 
     def sync(self, why: str) -> None:
         """Notes that the processor waits for a card. Raises `UnexpectedSync` where it may not."""
+        if self.capture is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         stack = _stack()
         self.syncs[Sync(why, stack)] += 1
         if self._mode == "warn":
@@ -254,7 +301,13 @@ class PretendedCards(TorchDispatchMode):
             place = self._common(operation, args, kwargs, given)
             if operation.watched and place.type == "cuda":
                 self._watch(operation.name, args, kwargs)
-        found = func(*args, **kwargs)
+        if self.capture is not None and place.type == "cuda":
+            written = [kwargs.get(named, args[i] if i < len(args) else None) for i, named in operation.written]
+            if operation.name == "native_batch_norm":  # writes to its statistics, of which its schema says nothing
+                written += args[3:5]
+            found = self.capture.add(func, args, kwargs, _tensors(written), given)
+        else:
+            found = func(*args, **kwargs)
         if operation.name != "set_":  # whose storage is where it was
             for tensor in (found,) if isinstance(found, Tensor) else _tensors((found,)):
                 self._mark(tensor, place)
@@ -537,8 +590,27 @@ class PretendedCards(TorchDispatchMode):
         def stream(chosen: object) -> Iterator[None]:
             yield
 
-        def events(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> _Event:
-            return _Event(self)
+        def events(
+            enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        ) -> _Event:
+            return _Event(self, external=external)
+
+        @contextmanager
+        def graph(captured: _Graph, **_: Any) -> Iterator[None]:
+            self.synchronize()
+            self.capture = captured
+            try:
+                yield
+            finally:
+                self.capture = None
+                with torch.no_grad(), _disable_current_modes():
+                    captured.end()
+
+        def number(chosen: Any) -> int:
+            """Of a card, where torch takes none without one."""
+            if isinstance(chosen, str | torch.device) and torch.device(chosen).index is None:
+                raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{chosen}")
+            return int(self._resolved(chosen).index)
 
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
 
@@ -558,13 +630,15 @@ class PretendedCards(TorchDispatchMode):
             "_lazy_init": nothing,
             "device_count": lambda: self.count,
             "current_device": lambda: self.current.index,
-            "set_device": lambda chosen: setattr(self, "current", self._resolved(chosen)),
+            "set_device": lambda chosen: setattr(self, "current", torch.device("cuda", number(chosen))),
             "device": device,
             "stream": stream,
             "Stream": lambda device=None, **_: of(device),
             "current_stream": of,
             "Event": events,
-            "is_current_stream_capturing": lambda: False,
+            "is_current_stream_capturing": lambda: self.capture is not None,
+            "CUDAGraph": _Graph,
+            "graph": graph,
             "synchronize": self.synchronize,
             "empty_cache": nothing,
             "reset_peak_memory_stats": nothing,
@@ -572,9 +646,10 @@ class PretendedCards(TorchDispatchMode):
             "max_memory_allocated": lambda *_: 1 << 20,
             "memory_reserved": lambda *_: 0,
             "mem_get_info": lambda *_: (1 << 34, 1 << 34),
-            "set_per_process_memory_fraction": nothing,
+            "set_per_process_memory_fraction": lambda share, chosen=0: number(chosen) and None,
             "set_sync_debug_mode": self._debug,
-            "get_per_process_memory_fraction": lambda *_: 1.0,
+            "get_sync_debug_mode": lambda: self._mode,
+            "get_per_process_memory_fraction": lambda chosen=0: 1.0 + 0 * number(chosen),
             "get_device_name": lambda *_: "a pretended card",
             "get_device_capability": lambda *_: (9, 0),
             "get_device_properties": lambda *_: SimpleNamespace(

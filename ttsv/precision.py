@@ -116,10 +116,11 @@ def at_least_single(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+@full_precision()
 def in_float64(model: nn.Module) -> nn.Module:
     """Returns a copy of the model in evaluation mode and float64; the given one stays as it is.
 
-    Weights that are made by a parametrization are taken as the model's own precision makes them.
+    Weights that are made by a parametrization are taken as the model's own precision makes them, TensorFloat-32 apart.
     """
     # What a hook of torch.nn.utils.weight_norm makes has a history, which cannot be copied; the copy's makes its own.
     made_by_hooks = {

@@ -165,7 +165,7 @@ _NO_ROOM_FOR_A_WAY = re.compile(
 """What cuDNN and cuBLAS say where no workspace could be had, and for other reasons too."""
 _OTHER_BUILD = re.compile(r"no kernel image is available|cudaErrorNoKernelImageForDevice")
 _LOST = re.compile(
-    r"no CUDA-capable device|device not ready|busy or unavailable"
+    r"no CUDA-capable device|No CUDA GPUs are available|device not ready|busy or unavailable"
     r"|\bXid\b|GPU (is|has been) lost|fallen off the bus|uncorrectable|NVLink error|unknown error|driver shutting down"
     r"|system not yet initialized",
     re.I,

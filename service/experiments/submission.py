@@ -31,6 +31,7 @@ from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec, PartialT
 from service.specs.validation_errors import wrong_fields
 from ttsv.config.evaluation import EvaluationConfig
 from ttsv.config.fields import TrialFields, build
+from ttsv.config.training import LOOKING_ON, TRAINING
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
@@ -311,8 +312,10 @@ def stored_config(config: TrialConfig) -> TrialFields:
     """A configuration as trials have it in the database and in answers."""
     fields = config.to_dict()
     training = fields["training"]
-    if config.training.spectra_every is None and isinstance(training, dict):
-        del training["spectra_every"]  # workers of the version before refuse a field that they do not know
+    assert isinstance(training, dict)
+    for name in LOOKING_ON:  # workers of a version before refuse a field that they do not know
+        if getattr(config.training, name) == getattr(TRAINING, name):
+            del training[name]
     return fields
 
 

@@ -61,12 +61,14 @@ EPOCH = {
     "training.feed:batches": Allowed(1, "the order of the images, drawn on the processor, is copied"),
     "data.augment:to": Allowed(2, "so are the draws of the augmentation"),
     "training.loop:fit": Allowed(1, "the summed loss and accuracy are read; and the orthogonal loss, if there is one"),
-    "training.loop:read": Allowed(1, "what the constraint took is read off the card's clock"),
+    "training.graph:__init__": Allowed(1, "before a step is captured, once a training, all that runs is waited for"),
+    "training.stopwatch:read": Allowed(2, "what the constraint took is read off the card's clock, in a graph too"),
     "metrics.accuracy:cross_entropy": Allowed(4, "the validation's loss is read, its labels and logits checked"),
     "metrics.accuracy:accuracy": Allowed(8, "so is the accuracy, once for the metrics and once for the best epoch"),
     "training.checkpoint:save": Allowed(0, "what is on the card, each tensor once, is copied to the disk"),
     "training.checkpoint:start": Allowed(0, "or to memory, from which it is written in the background"),
     "training.loop:state": Allowed(2, "so are the scale of fp16, and its age"),
+    "training.optimizers:make_optimizer": Allowed(0, "torch looks at the rate when the optimizer is made"),
     "training.spectra:take": Allowed(0, "where spectra are asked for, they are taken after the epoch"),
     "certification.certificates:assumed_certified_accuracy": Allowed(0, "so is certified accuracy, to find the best"),
 }
@@ -147,6 +149,7 @@ def limits(config: TrialConfig, item: EpochMetrics, tensors: "Noted") -> dict[st
     if item.epoch == 1:  # network and images are copied
         found["training.loop:fit"] += tensors.network
         found["data.loading:to"] = 4
+        found["training.optimizers:make_optimizer"] = 1
     if item.epoch == item.epochs:
         found |= dict.fromkeys(AROUND, math.inf)
     return found
@@ -415,9 +418,10 @@ def test_a_second_clip_waits_for_what_it_finds_alone(cards: PretendedCards, laye
 
 @pytest.mark.slow
 def test_its_numbers_are_the_processors(tmp_path: Path) -> None:
-    """But for Winograd's way, and what is chosen by the kind of device."""
+    """But for Winograd's way, and what is chosen by the kind of device: a card has rates in float32."""
     augmentation = {"flip": True, "pad": 1}
-    config = trial(layer="tt", training={"convolutions": "direct", "optimizer": "adam"}, augmentation=augmentation)
+    training = {"convolutions": "direct", "optimizer": "adam", "lr": 2**-7, "schedule": "constant"}
+    config = trial(layer="tt", training=training, augmentation=augmentation)
     with PretendedCards(allowed=ALLOWED):
         card = drained(on("cuda", config, tmp_path / "card"))
     processor = drained(on("cpu", config, tmp_path / "processor"))

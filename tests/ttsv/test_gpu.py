@@ -25,7 +25,7 @@ from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
 from ttsv.spectral import conv_norm_bounds, model_spectra
 from ttsv.spectral.singular_values import conv_norm
 from ttsv.training.checkpoint import load_network
-from ttsv.training.loop import Stopwatch
+from ttsv.training.stopwatch import Stopwatch
 from ttsv.trial import run_trial
 
 if TYPE_CHECKING:
@@ -75,10 +75,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", MOST_ARE_DEEP)
 def test_training_is_that_of_the_processor(card: "Cards", tmp_path: Path, layer: str) -> None:
-    """In float32: TensorFloat-32 would be off by 1e-3 after the first step."""
+    """In float32: TensorFloat-32 would be off by 1e-3 after the first step.
+
+    Of BCOP and AOC as far as the first epoch: weights that differ by 1e-7 make their losses differ by 1e-3 in the next.
+    """
     config = trial(layer=layer, lambda_ort=0.1)
-    ours = epochs_of(on(card.device, config, tmp_path / "card"))
-    theirs = epochs_of(on("cpu", config, tmp_path / "processor"))
+    epochs = 1 if layer.startswith(("bcop", "aoc")) else 2
+    ours = epochs_of(on(card.device, config, tmp_path / "card"), epochs)
+    theirs = epochs_of(on("cpu", config, tmp_path / "processor"), epochs)
     for found, expected in zip(ours, theirs, strict=True):
         assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-3)
         assert found.val_loss == pytest.approx(expected.val_loss, rel=1e-3)
@@ -167,11 +171,11 @@ def test_attacks_break_what_they_break_on_the_processor(card: "Cards", tmp_path:
 
 
 def test_no_step_waits_for_the_card(card: "Cards", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's own account: three times as many steps an epoch wait as often."""
+    """By torch's own account: three times as many steps an epoch wait as often, once they are a graph."""
     waited = []
     for steps in (2, 6):
-        run = on(card.device, trial(layer="tt", training={"steps": steps, "epochs": 3}), tmp_path / str(steps))
-        next(run)
+        run = on(card.device, trial(layer="tt", training={"steps": steps, "epochs": 4}), tmp_path / str(steps))
+        next(run), next(run)
         waited.append(card.synchronizations(lambda run=run: next(run)))  # type: ignore[misc]
         run.close()
     assert waited[0] == waited[1] > 0

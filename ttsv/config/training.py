@@ -8,7 +8,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "multistep", "onecycle")
 PRECISIONS = ("float32", "bf16", "fp16")
 CONVOLUTIONS = ("winograd", "direct")
-LOOKING_ON = ("spectra_every",)
+LOOKING_ON = ("spectra_every", "cuda_graph")
 """Fields of the training that change no number of it: they are in no fingerprint."""
 
 
@@ -96,6 +96,11 @@ class TrainingConfig(Checked):
         "keep quantiles of every layer's singular values after the first, the last and every so many epochs, before "
         "and after the projection; null: never. It changes no number, and no fingerprint",
         Number(1, 100_000),
+    )
+    cuda_graph: bool = field(
+        True,
+        "on a GPU: launch a step's kernels all at once, as one CUDA graph, where it can be captured (not in fp16). It "
+        "changes no number, and no fingerprint; false where a network of your own does not bear it",
     )
 
     def canonical(self) -> "TrainingConfig":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
-from ttsv.precision import at_least_single
+from ttsv.precision import at_least_single, full_precision
 from ttsv.spectral.geometry import Convolution, Sliding, TransposedConvolution, layer_geometry
 from ttsv.spectral.singular_values import periodic_singular_values
 from ttsv.spectral.symbol import Size, as_tuple, padding_sides
@@ -73,6 +73,7 @@ def spatial_dims(layer: nn.Module) -> int:
     return len(layer.kernel_size) if isinstance(layer, Convolution | TransposedConvolution) else 0
 
 
+@full_precision()  # a kernel that a parametrization makes is made here
 def layer_singular_values(layer: nn.Module, input_size: Size) -> Tensor:
     """Returns the singular values (detached) of one spectral or linear layer, as `model_spectra` gives them.
 

@@ -29,7 +29,8 @@ def place(split: Split, device: torch.device) -> Split:
 def _free(device: torch.device) -> float:
     """Bytes of a GPU's memory that this process may still take."""
     free, total = torch.cuda.mem_get_info(device)
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # from torch 2.10 on
+    number = torch.cuda.current_device() if device.index is None else device.index
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(number)  # from torch 2.10 on
     return min(free, share * total - torch.cuda.memory_reserved(device))
 
 

@@ -28,8 +28,10 @@ from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, measured_convolutions, random_state
 from ttsv.training.checkpoint import Checkpoints, restore_weights
 from ttsv.training.feed import batches, place, whole
+from ttsv.training.graph import GraphedStep
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
 from ttsv.training.spectra import SpectraWatch
+from ttsv.training.stopwatch import Stopwatch
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -113,7 +115,6 @@ def fit(
         progress = run.restore(checkpoints)
     steps = steps_per_epoch(len(train.labels), training)
     count = min(steps * training.batch_size, len(train.labels))
-    constraint_time = Stopwatch(device)
     while progress.epoch < training.epochs:
         started, first = time.perf_counter(), progress.epoch * steps
         totals = torch.zeros(2, device=device)  # summed loss, correct predictions
@@ -125,21 +126,14 @@ def fit(
                 set_lr(run.optimizer, learning_rate(training, step, steps))
                 for layer in run.skew:
                     layer.iterations = soc_iterations(training.soc_iterations, step)
-                with run.precision(), run.autocast(), run.convolutions:
-                    logits = model(as_pixels(images)).float()
-                loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
-                with constraint_time:
-                    penalty = constraint.penalty(model)
-                with run.precision():
-                    run.step(loss + penalty)
+                totals += run.train(images, labels)
                 watch.before_projection(step + 1)
-                with constraint_time:
+                with run.constraint_time:
                     constraint.project(model, step + 1)
                 watch.after_projection(step + 1)
                 run.average()
-                totals += torch.stack([loss.detach() * len(labels), (logits.argmax(1) == labels).sum()])
             train_loss, train_accuracy = (totals / count).tolist()
-            seconds, constraint_seconds = time.perf_counter() - started, constraint_time.read()
+            seconds, constraint_seconds = time.perf_counter() - started, run.constraint_time.read()
             watch.end(progress.epoch + 1)
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
@@ -248,6 +242,11 @@ class _Run:
         self.convolutions = self._convolutions()
         self.skew = [layer for layer in model.modules() if isinstance(layer, SOC)]
         self.progress = Progress()
+        self.constraint_time = Stopwatch(device)
+        self._graph: GraphedStep | None = None
+        # The scaler of fp16 decides after each backward pass whether to step.
+        if device.type == "cuda" and training.cuda_graph and training.precision != "fp16":
+            self._graph = GraphedStep(self._train, model, self.constraint_time.again)
 
     def precision(self) -> AbstractContextManager[None]:
         """What products and convolutions of float32 are computed in, forward and backward."""
@@ -256,7 +255,9 @@ class _Run:
     def autocast(self) -> torch.autocast:
         """The precision of the forward pass."""
         dtype = _AUTOCAST[self.training.precision]
-        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+        # On a GPU no cast is kept for the next use of a weight: a CUDA graph has to make it anew.
+        kept = self.device.type != "cuda"
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None, cache_enabled=kept)
 
     def _convolutions(self) -> AbstractContextManager[object]:
         """How those of the forward pass, and of its gradients, are computed: by torch where no faster way is known."""
@@ -267,7 +268,23 @@ class _Run:
 
         return faster_convolutions(self.model)
 
-    def step(self, loss: Tensor) -> None:
+    def train(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Trains by one batch: returns its summed loss and the count of correct predictions, until the next call."""
+        if self._graph is None:
+            return self._train(images, labels)
+        return self._graph(images, labels, kind=tuple(layer.iterations for layer in self.skew))
+
+    def _train(self, images: Tensor, labels: Tensor) -> Tensor:
+        with self.precision(), self.autocast(), self.convolutions:
+            logits = self.model(as_pixels(images)).float()
+        loss = functional.cross_entropy(logits, labels, label_smoothing=self.training.label_smoothing)
+        with self.constraint_time:
+            penalty = self.constraint.penalty(self.model)
+        with self.precision():
+            self._step(loss + penalty)
+        return torch.stack([loss.detach() * len(labels), (logits.argmax(1) == labels).sum()])
+
+    def _step(self, loss: Tensor) -> None:
         """One step of the optimizer down the loss. Leaves no gradients, which would lie beside the next activations."""
         if self.training.clip_gradient is None and not self.scaler.is_enabled():
             backward_and_step(loss, self.optimizer)
@@ -370,41 +387,3 @@ def _require_finite(metrics: EpochMetrics) -> None:
         value = getattr(metrics, name)
         if value is not None and not math.isfinite(value):
             raise DivergedError(f"{name} is {value} after epoch {metrics.epoch}")
-
-
-class Stopwatch:
-    """Adds up the seconds spent in `with stopwatch:`, on a GPU in device time and without waiting for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._seconds = 0.0
-        self._events: list[torch.cuda.Event] = []
-        self._entered = 0.0
-
-    def __enter__(self) -> None:
-        if self._device.type == "cuda":
-            self._record()
-        else:
-            self._entered = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._device.type == "cuda":
-            self._record()
-        else:
-            self._seconds += time.perf_counter() - self._entered
-
-    def read(self) -> float:
-        """The seconds since the last reading; waits for the device."""
-        if self._events:
-            self._events[-1].synchronize()
-            pairs = zip(self._events[::2], self._events[1::2], strict=True)
-            self._seconds = sum(start.elapsed_time(end) for start, end in pairs) / 1000
-            self._events.clear()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _record(self) -> None:
-        """Notes a moment of the device's own stream: it need not be the current one."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        self._events.append(event)

@@ -44,11 +44,17 @@ class _AdamW(_Uncompiled, AdamW):
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizer:
-    """The optimizer of a training configuration over all of the model's parameters, fused."""
+    """The optimizer of a training configuration over all of the model's parameters, fused.
+
+    On a GPU its steps may be part of a CUDA graph: its rate is a number there, in float32, that each replay reads.
+    """
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    lr = torch.full((), training.lr, device=device) if on_gpu else training.lr
     if training.optimizer == "sgd":
         sgd = _SGD(
             model.parameters(),
-            lr=training.lr,
+            lr=lr,
             momentum=training.momentum,
             nesterov=training.nesterov and training.momentum > 0,
             weight_decay=training.weight_decay,
@@ -62,11 +68,12 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizer:
     kind = _AdamW if training.optimizer == "adamw" else _Adam
     return kind(
         model.parameters(),
-        lr=training.lr,
+        lr=lr,
         eps=training.eps,
         amsgrad=training.amsgrad,
         weight_decay=training.weight_decay,
         fused=True,
+        capturable=on_gpu,
     )
 
 
@@ -94,9 +101,12 @@ def learning_rate(training: TrainingConfig, step: int, steps_per_epoch: int) -> 
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Sets the rate of all parameters."""
+    """Sets the rate of all parameters, where it lies."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def backward_and_step(loss: Tensor, optimizer: Optimizer) -> None:

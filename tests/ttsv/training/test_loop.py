@@ -34,8 +34,9 @@ from ttsv.spectral.singular_values import conv_norm
 from ttsv.training import optimizers
 from ttsv.training.checkpoint import Checkpoints
 from ttsv.training.feed import batches
-from ttsv.training.loop import Progress, Stopwatch, fit, steps_per_epoch, training_splits
+from ttsv.training.loop import Progress, fit, steps_per_epoch, training_splits
 from ttsv.training.optimizers import learning_rate
+from ttsv.training.stopwatch import Stopwatch
 from ttsv.winograd import convolution
 
 CPU = torch.device("cpu")
@@ -1258,7 +1259,7 @@ def test_out_of_memory(gpu: bool) -> None:
 
 def test_a_stopwatch_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, times = Stopwatch(CPU), iter([1.0, 1.5, 8.0, 8.25, 9.0, 10.0])
-    monkeypatch.setattr("ttsv.training.loop.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("ttsv.training.stopwatch.time.perf_counter", lambda: next(times))
     assert watch.read() == 0
     for _ in range(2):
         with watch:
@@ -1275,8 +1276,8 @@ def test_a_stopwatch_of_a_card_takes_its_streams_time_and_waits_once(monkeypatch
     times, waited = iter([1000.0, 1500.0, 8000.0, 8250.0, 9000.0, 10000.0]), list[float]()
 
     class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
+        def __init__(self, *, enable_timing: bool, external: bool) -> None:
+            assert (enable_timing, external) == (True, False)
 
         def record(self, stream: str) -> None:
             assert stream == "the stream of cuda:1"
@@ -1289,6 +1290,7 @@ def test_a_stopwatch_of_a_card_takes_its_streams_time_and_waits_once(monkeypatch
             return end.at - self.at
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     watch = Stopwatch(torch.device("cuda", 1))
     assert watch.read() == 0

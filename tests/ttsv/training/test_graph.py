@@ -1,0 +1,168 @@
+"""Steps as CUDA graphs: bit-equal to steps that are run, on a pretended card in every run and on a real one."""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.examples import deep
+from ttsv.config.trial import TrialConfig
+from ttsv.results import EpochMetrics
+from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
+from ttsv.training import graph
+from ttsv.training.graph import GraphedStep
+from ttsv.trial import run_trial
+
+if TYPE_CHECKING:
+    from tests.ttsv.conftest import Cards
+
+# cuBLAS reads it once, when the first of these tests uses it.
+os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
+
+BASE: dict[str, Any] = {"dataset": "synthetic:3x8x8:4:80", "model": "small-cnn", "rank": 6, "lambda_ort": 0.1}
+TRAINING: dict[str, Any] = {"epochs": 3, "steps": 4, "batch_size": 8, "lr": 0.01, "deterministic": True}
+LATER = 3 * 4 - 3
+"""Steps after those that have to be run first."""
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A place for each step that is replayed, of which it has the number of images."""
+    seen: list[int] = []
+    real = graph._Captured.replay
+
+    def replay(captured: graph._Captured, images: Tensor, labels: Tensor) -> Tensor:
+        seen.append(len(images))
+        return real(captured, images, labels)
+
+    monkeypatch.setattr(graph._Captured, "replay", replay)
+    return seen
+
+
+def epochs_of(card: "Cards", folder: Path, training: dict[str, Any], **changes: Any) -> list[EpochMetrics]:
+    config = TrialConfig.from_dict({**BASE, **changes, "training": TRAINING | training})
+    run = run_trial(config, data_dir=folder / "data", folder=folder / "trial", device=str(card.device))
+    found = [next(run) for _ in range(config.training.epochs)]
+    run.close()
+    assert all(isinstance(epoch, EpochMetrics) for epoch in found)
+    return found  # type: ignore[return-value]
+
+
+def numbers(epochs: list[EpochMetrics]) -> list[tuple[float, ...]]:
+    return [(epoch.train_loss, epoch.train_accuracy, epoch.val_loss, epoch.val_accuracy) for epoch in epochs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "training"),
+    [
+        ({"layer": "tt"}, {}),
+        pytest.param({"layer": "dense"}, {"clip_gradient": 1.0}, marks=pytest.mark.deep),
+        ({"layer": "soc"}, {}),
+        pytest.param({"layer": "soc-tt"}, {"precision": "bf16", "ema": 0.9}, marks=pytest.mark.deep),
+        ({"layer": "bcop"}, {}),
+        ({"layer": "tt"}, {"optimizer": "adamw", "precision": "bf16"}),
+        ({"layer": "tt", "constraint": "clip", "delta": 1.0, "clipping": {"every": 2}}, {}),
+        pytest.param({"constraint": "divide", "division": {"conv": 1.0}}, {}, marks=pytest.mark.deep),
+    ],
+    ids=lambda value: "-".join(f"{name}={one}" for name, one in value.items()) or "as it is",
+)
+def test_a_graph_changes_no_number(
+    card: "Cards", tmp_path: Path, replays: list[int], changes: dict[str, Any], training: dict[str, Any]
+) -> None:
+    """Nor where a step replaces what it goes on from, as SOC and BCOP do with the vectors of their power iterations."""
+    ours = epochs_of(card, tmp_path / "graph", training, **changes)
+    assert replays == [8] * LATER
+    run = epochs_of(card, tmp_path / "run", training | {"cuda_graph": False}, **changes)
+    assert len(replays) == LATER
+    assert numbers(ours) == numbers(run)
+    if not card.real:  # whose clock counts what was looked at
+        assert [epoch.constraint_seconds for epoch in ours] == [epoch.constraint_seconds for epoch in run]
+
+
+@pytest.mark.slow
+def test_batches_of_other_sizes_are_run(card: "Cards", tmp_path: Path, replays: list[int]) -> None:
+    """The last one of an epoch: 56 images are twice 20, and 16."""
+    training = {"steps": None, "batch_size": 20}
+    ours = epochs_of(card, tmp_path / "graph", training, layer="tt")
+    assert replays == [20] * (3 * 2 - 3)
+    assert numbers(ours) == numbers(epochs_of(card, tmp_path / "run", training | {"cuda_graph": False}, layer="tt"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", deep("bf16")])
+def test_steps_of_another_kind_are_run(card: "Cards", tmp_path: Path, replays: list[int], precision: str) -> None:
+    """The authors' schedule takes 50 steps of SOC's power iteration in the first step."""
+    training = {"soc_iterations": "code", "precision": precision}
+    ours = epochs_of(card, tmp_path / "graph", training, layer="soc")
+    assert len(replays) == LATER - 1
+    run = epochs_of(card, tmp_path / "run", training | {"cuda_graph": False}, layer="soc")
+    assert numbers(ours) == numbers(run)
+
+
+def test_fp16_is_run(card: "Cards", tmp_path: Path, replays: list[int]) -> None:
+    epochs_of(card, tmp_path, {"precision": "fp16"}, layer="tt")
+    assert replays == []
+
+
+class Counting(nn.Module):
+    """Sums the images that it has seen: in a buffer that is replaced, and in a parameter that is written to."""
+
+    seen: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, device=device))
+        self.written = nn.Parameter(torch.zeros(3, device=device))
+        self.calls, self.waits_at = 0, set[int]()
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen = self.seen + images.sum(0)
+        if self.calls in self.waits_at:
+            self.seen.sum().item()
+        with torch.no_grad():
+            self.written.add_(images.sum(0))
+        return self.seen * labels.sum()
+
+
+def test_what_is_replaced_between_two_steps_is_taken_up(card: "Cards") -> None:
+    model = Counting(card.device)
+    step = GraphedStep(model.step, model, lambda: None)
+    images, labels = torch.ones(2, 3).to(card.device), torch.ones(2).to(card.device)
+    for count in range(1, 7):
+        assert step(images * count, labels).tolist() == [2 * count * (count + 1)] * 3
+    assert model.calls == 4
+    model.seen, model.written.data = torch.ones(3).to(card.device), torch.ones(3).to(card.device)
+    for _ in range(2):
+        step(images, labels)
+    assert (model.seen.tolist(), model.written.tolist()) == ([5.0] * 3, [5.0] * 3)
+    step(images[:1], labels[:1])  # is run
+    step(images, labels)
+    assert (model.seen.tolist(), model.written.tolist()) == ([8.0] * 3, [8.0] * 3)
+    assert model.calls == 5
+
+
+@pytest.mark.parametrize(
+    ("waits_at", "said"),
+    [({3}, "as each waits for the GPU 1 times"), ({4}, "which could not be captured: CUDA error: operation not")],
+    ids=["always", "when it is captured"],
+)
+def test_what_waits_for_the_card_is_run(
+    card: "Cards", caplog: pytest.LogCaptureFixture, waits_at: set[int], said: str
+) -> None:
+    """A capture that fails leaves nothing behind: neither in the model nor in what draws random numbers."""
+    model = Counting(card.device)
+    model.waits_at = waits_at
+    step = GraphedStep(model.step, model, lambda: None)
+    images, labels = torch.ones(2, 3).to(card.device), torch.ones(2).to(card.device)
+    with caplog.at_level(logging.WARNING):
+        for count in range(1, 7):
+            assert step(images, labels).tolist() == [4.0 * count] * 3
+    assert model.written.tolist() == [12.0] * 3
+    assert [said in record.message for record in caplog.records] == [True]
+    assert torch.rand(4, device=card.device).max().item() < 1

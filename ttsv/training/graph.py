@@ -1,0 +1,140 @@
+"""A training step as one CUDA graph: what its hundreds of kernels cost to launch one by one is paid once."""
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LOG = logging.getLogger(__name__)
+_SETTLED = 3
+"""Steps of a kind after which nothing is made at the first use any more: memory, cuDNN's choice, cuBLAS's handles."""
+
+
+class GraphedStep:
+    """A step of a training that is run by Python a few times, and from then on replayed as a CUDA graph.
+
+    `step(images, labels)` trains `model` by one batch and returns tensors of numbers; it waits for nothing and does the
+    same work for all batches of one shape and one `kind`. The first kind that was seen often enough is captured, any
+    other is always run. A replay launches the kernels of the captured step, in their order, on the same memory: the
+    numbers are those of the step. Weights and buffers that a step replaces by new tensors, rather than writing to them,
+    are copied back to where they were, so that the next replay goes on from them; so is what was replaced between two.
+
+    A step that waits for the GPU, and one that CUDA does not capture, is run as it is for ever: both are logged.
+    `replayed` is called after each replay.
+    """
+
+    def __init__(
+        self, step: Callable[[Tensor, Tensor], Tensor], model: nn.Module, replayed: Callable[[], None]
+    ) -> None:
+        self._step, self._replayed = step, replayed
+        self._state = _State(model)
+        self._seen: Counter[Hashable] = Counter()
+        self._captured: _Captured | None = None
+        self._refused = False
+
+    def __call__(self, images: Tensor, labels: Tensor, kind: Hashable = None) -> Tensor:
+        """Trains by one batch. What is returned holds until the next call."""
+        key = (images.shape, images.dtype, kind)
+        if self._captured is None and not self._refused:
+            self._seen[key] += 1
+            if self._seen[key] == _SETTLED:
+                with _waits() as waits:
+                    found = self._step(images, labels)
+                self._refused = bool(waits)
+                if waits:
+                    _LOG.warning("steps are not run as a CUDA graph, as each waits for the GPU %d times", len(waits))
+                return found
+            if self._seen[key] > _SETTLED:
+                self._capture(key, images, labels)
+        if self._captured is None or self._captured.key != key:
+            return self._step(images, labels)
+        self._state.keep()
+        found = self._captured.replay(images, labels)
+        self._replayed()
+        return found
+
+    def _capture(self, key: Hashable, images: Tensor, labels: Tensor) -> None:
+        self._state.note()
+        try:
+            self._captured = _Captured(key, self._step, self._state, images, labels)
+        except RuntimeError as error:  # such as memory that is out, which a step by itself may find
+            self._state.restore()  # nothing was computed, nor written
+            self._refused = True
+            reason = str(error).strip().partition("\n")[0]
+            _LOG.warning("steps are not run as a CUDA graph, which could not be captured: %s", reason)
+
+
+class _Captured:
+    """A graph with the memory that it reads batches from, and writes its numbers to."""
+
+    def __init__(
+        self, key: Hashable, step: Callable[[Tensor, Tensor], Tensor], state: "_State", images: Tensor, labels: Tensor
+    ) -> None:
+        self.key = key
+        self._images, self._labels = images.clone(), labels.clone()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads go on: they gather images, and write checkpoints.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._found = step(self._images, self._labels)
+            state.keep()
+
+    def replay(self, images: Tensor, labels: Tensor) -> Tensor:
+        self._images.copy_(images)
+        self._labels.copy_(labels)
+        self._graph.replay()
+        return self._found
+
+
+class _State:
+    """Where the weights and buffers of a model lie."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._places: list[tuple[MutableMapping[str, Any], str, Tensor, int]] = []
+
+    def note(self) -> None:
+        """Takes the present places for the ones to keep."""
+        self._places = []
+        for module in self._model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        self._places.append((tensors, name, tensor.detach(), tensor.data_ptr()))
+
+    def keep(self) -> None:
+        """Copies what lies elsewhere now to the noted places, and has the model use them again."""
+        self.restore(copied=True)
+
+    @torch.no_grad()
+    def restore(self, *, copied: bool = False) -> None:
+        """Has the model use the noted places again, with what they hold or, `copied`, with what it has now."""
+        for tensors, name, kept, address in self._places:
+            now = tensors[name]
+            if now.data_ptr() == address:
+                continue
+            if copied:
+                kept.copy_(now)
+            if isinstance(now, nn.Parameter):
+                now.data = kept
+            else:
+                tensors[name] = kept
+
+
+@contextmanager
+def _waits() -> Iterator[list[warnings.WarningMessage]]:
+    """What torch says inside of waiting for the GPU."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        waits = list[warnings.WarningMessage]()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            waits += [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
