@@ -159,7 +159,7 @@ class Bench:
         """How many steps of how many images are timed."""
         if self.toy:
             return Load(self.device, 2, 1, 1, 0)
-        return Load(self.device, 128, 20, 3, 2)
+        return Load(self.device, 128, 10, 3, 1)
 
     def data(self) -> Dataset:
         """Synthetic images of CIFAR's shape."""
@@ -679,7 +679,7 @@ def _line(process: "subprocess.Popen[str]") -> str:
 def _share(bench: Bench, share: float) -> None:
     """One of several: a training that is begun at a word, after a first one that loads everything; says its seconds."""
     if bench.device.type == "cuda" and share < 1:
-        torch.cuda.set_per_process_memory_fraction(share, bench.device)
+        torch.cuda.set_per_process_memory_fraction(share)
     data = load_dataset("synthetic:3x16x16:10:200" if bench.toy else IMAGES["cuda"], bench.folder)
     steps = 2 if bench.toy else 31
     config = TrialConfig(

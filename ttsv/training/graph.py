@@ -1,14 +1,17 @@
 """A training step as one CUDA graph: what its hundreds of kernels cost to launch one by one is paid once."""
 
+import gc
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ttsv.errors import BrokenContextError
 
 _LOG = logging.getLogger(__name__)
 _SETTLED = 3
@@ -23,9 +26,11 @@ class GraphedStep:
     other is always run. A replay launches the kernels of the captured step, in their order, on the same memory: the
     numbers are those of the step. Weights and buffers that a step replaces by new tensors, rather than writing to them,
     are copied back to where they were, so that the next replay goes on from them; so is what was replaced between two.
+    `replayed` is called after each replay. `peak`: bytes that were allocated at most while the step was captured, 0
+    where none is.
 
-    A step that waits for the GPU, and one that CUDA does not capture, is run as it is for ever: both are logged.
-    `replayed` is called after each replay.
+    A step that waits for the GPU, and one that CUDA does not capture, is run as it is for ever; both are logged. Raises
+    `BrokenContextError` where the attempt left this process without the GPU.
     """
 
     def __init__(
@@ -35,22 +40,18 @@ class GraphedStep:
         self._state = _State(model)
         self._seen: Counter[Hashable] = Counter()
         self._captured: _Captured | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._refused = False
+        self.peak = 0
 
     def __call__(self, images: Tensor, labels: Tensor, kind: Hashable = None) -> Tensor:
         """Trains by one batch. What is returned holds until the next call."""
         key = (images.shape, images.dtype, kind)
         if self._captured is None and not self._refused:
             self._seen[key] += 1
-            if self._seen[key] == _SETTLED:
-                with _waits() as waits:
-                    found = self._step(images, labels)
-                self._refused = bool(waits)
-                if waits:
-                    _LOG.warning("steps are not run as a CUDA graph, as each waits for the GPU %d times", len(waits))
-                return found
-            if self._seen[key] > _SETTLED:
-                self._capture(key, images, labels)
+            if self._seen[key] <= _SETTLED:
+                return self._tried(images, labels, last=self._seen[key] == _SETTLED)
+            self._capture(key, images, labels)
         if self._captured is None or self._captured.key != key:
             return self._step(images, labels)
         self._state.keep()
@@ -58,14 +59,34 @@ class GraphedStep:
         self._replayed()
         return found
 
+    def _tried(self, images: Tensor, labels: Tensor, *, last: bool) -> Tensor:
+        """Runs a step where it will be captured: autograd's nodes remember the stream that they were made on."""
+        here = torch.cuda.current_stream(images.device)
+        self._stream = self._stream or torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(here)
+        looking: AbstractContextManager[list[str]] = _waits() if last else nullcontext([])
+        with torch.cuda.stream(self._stream), looking as waits:
+            found = self._step(images, labels)
+        here.wait_stream(self._stream)
+        if waits:
+            self._refused = True
+            _LOG.warning("steps are not run as a CUDA graph, as each waits for the GPU: %s", waits[0])
+        return found
+
     def _capture(self, key: Hashable, images: Tensor, labels: Tensor) -> None:
+        assert self._stream is not None
         self._state.note()
+        gc.collect()  # of earlier steps, what only cycles hold
+        torch.cuda.reset_peak_memory_stats(images.device)
         try:
-            self._captured = _Captured(key, self._step, self._state, images, labels)
+            with torch.cuda.stream(self._stream):  # to be left where a capture fails, too
+                self._captured = _Captured(key, self._step, self._state, images, labels, self._stream)
+            self.peak = torch.cuda.max_memory_allocated(images.device)
         except RuntimeError as error:  # such as memory that is out, which a step by itself may find
+            reason = str(error).strip().partition("\n")[0]
+            _require_gpu(images.device, reason)
             self._state.restore()  # nothing was computed, nor written
             self._refused = True
-            reason = str(error).strip().partition("\n")[0]
             _LOG.warning("steps are not run as a CUDA graph, which could not be captured: %s", reason)
 
 
@@ -73,13 +94,19 @@ class _Captured:
     """A graph with the memory that it reads batches from, and writes its numbers to."""
 
     def __init__(
-        self, key: Hashable, step: Callable[[Tensor, Tensor], Tensor], state: "_State", images: Tensor, labels: Tensor
+        self,
+        key: Hashable,
+        step: Callable[[Tensor, Tensor], Tensor],
+        state: "_State",
+        images: Tensor,
+        labels: Tensor,
+        stream: torch.cuda.Stream,
     ) -> None:
         self.key = key
         self._images, self._labels = images.clone(), labels.clone()
         self._graph = torch.cuda.CUDAGraph()
         # Other threads go on: they gather images, and write checkpoints.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._found = step(self._images, self._labels)
             state.keep()
 
@@ -88,6 +115,17 @@ class _Captured:
         self._labels.copy_(labels)
         self._graph.replay()
         return self._found
+
+
+def _require_gpu(device: torch.device, reason: str) -> None:
+    """Raises `BrokenContextError` where nothing can be read from the GPU any more, as after a wait in a capture."""
+    try:
+        torch.zeros((), device=device).item()
+    except RuntimeError as error:
+        raise BrokenContextError(
+            f"a step could not be captured as a CUDA graph ({reason}), which left this process without the GPU: set "
+            "training.cuda_graph to false"
+        ) from error
 
 
 class _State:
@@ -126,15 +164,16 @@ class _State:
 
 
 @contextmanager
-def _waits() -> Iterator[list[warnings.WarningMessage]]:
-    """What torch says inside of waiting for the GPU."""
+def _waits() -> Iterator[list[str]]:
+    """What torch says of waiting for the GPU inside, once that is left."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        waits = list[warnings.WarningMessage]()
+        waits = list[str]()
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield waits
         finally:
             torch.cuda.set_sync_debug_mode(before)
-            waits += [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
+            said = [str(one.message).strip().partition("\n")[0] for one in caught]
+            waits += [one for one in said if "synchronizing CUDA operation" in one]

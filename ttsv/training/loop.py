@@ -45,7 +45,8 @@ class Progress:
     highest accuracy on the validation images, `best_accuracy`, or certified accuracy, as `training.best_by` says.
     `selected_epoch`: the one whose weights the trained model has. `projection`: what a constraint did to those before
     they were evaluated, in words. `best_weights`: those of the best epoch once all are done, where they are kept beside
-    the last one's.
+    the last one's. `peak_memory`: bytes that were allocated on a GPU at most, by the process that finished it; without
+    its first epoch of several, in which cuDNN tries ways that it does not take.
     """
 
     epoch: int = 0
@@ -58,6 +59,7 @@ class Progress:
     selected_epoch: int = 0
     projection: str | None = None
     best_weights: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
+    peak_memory: int | None = field(default=None, compare=False)
 
     def add(self, metrics: EpochMetrics) -> None:
         """Counts one more epoch."""
@@ -115,6 +117,7 @@ def fit(
         progress = run.restore(checkpoints)
     steps = steps_per_epoch(len(train.labels), training)
     count = min(steps * training.batch_size, len(train.labels))
+    begun = progress.epoch
     while progress.epoch < training.epochs:
         started, first = time.perf_counter(), progress.epoch * steps
         totals = torch.zeros(2, device=device)  # summed loss, correct predictions
@@ -134,6 +137,8 @@ def fit(
                 run.average()
             train_loss, train_accuracy = (totals / count).tolist()
             seconds, constraint_seconds = time.perf_counter() - started, run.constraint_time.read()
+            if device.type == "cuda" and progress.epoch == begun and progress.epoch + 1 < training.epochs:
+                torch.cuda.reset_peak_memory_stats(device)
             watch.end(progress.epoch + 1)
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
@@ -172,6 +177,8 @@ def fit(
         progress.selected_epoch = progress.best_epoch
     if training.keep_best:
         progress.best_weights = run.best
+    if device.type == "cuda":
+        progress.peak_memory = max(run.graph_peak, torch.cuda.max_memory_allocated(device))
     if checkpoints is not None:
         checkpoints.wait()
     return progress
@@ -274,6 +281,11 @@ class _Run:
             return self._train(images, labels)
         return self._graph(images, labels, kind=tuple(layer.iterations for layer in self.skew))
 
+    @property
+    def graph_peak(self) -> int:
+        """Bytes that a captured step allocates at most: its replays allocate none."""
+        return 0 if self._graph is None else self._graph.peak
+
     def _train(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.precision(), self.autocast(), self.convolutions:
             logits = self.model(as_pixels(images)).float()
@@ -363,7 +375,7 @@ class _Run:
             "best": self.best,
             "best_constraint": self.best_constraint,
             "constraint": self.constraint.state_dict(),
-            "progress": asdict(self.progress),
+            "progress": {name: value for name, value in asdict(self.progress).items() if name != "peak_memory"},
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> Progress:

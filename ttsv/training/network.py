@@ -77,7 +77,7 @@ def train_network(
         constraint_seconds=progress.constraint_seconds,
         step_seconds=step_seconds,
         constraint_step_seconds=constraint_step_seconds,
-        peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        peak_memory=progress.peak_memory,
         selected_epoch=progress.selected_epoch,
         said=_said(config, progress, device),
     )

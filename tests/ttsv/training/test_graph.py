@@ -1,6 +1,5 @@
 """Steps as CUDA graphs: bit-equal to steps that are run, on a pretended card in every run and on a real one."""
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.examples import deep
+from tests.pretended import PretendedCards
 from ttsv.config.trial import TrialConfig
-from ttsv.results import EpochMetrics
+from ttsv.errors import BrokenContextError
+from ttsv.results import EpochMetrics, TrialResult
 from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
 from ttsv.training import graph
 from ttsv.training.graph import GraphedStep
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # cuBLAS reads it once, when the first of these tests uses it.
 os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
+CARD = torch.device("cuda", 0)
 BASE: dict[str, Any] = {"dataset": "synthetic:3x8x8:4:80", "model": "small-cnn", "rank": 6, "lambda_ort": 0.1}
 TRAINING: dict[str, Any] = {"epochs": 3, "steps": 4, "batch_size": 8, "lr": 0.01, "deterministic": True}
 LATER = 3 * 4 - 3
@@ -147,22 +149,69 @@ def test_what_is_replaced_between_two_steps_is_taken_up(card: "Cards") -> None:
     assert model.calls == 5
 
 
-@pytest.mark.parametrize(
-    ("waits_at", "said"),
-    [({3}, "as each waits for the GPU 1 times"), ({4}, "which could not be captured: CUDA error: operation not")],
-    ids=["always", "when it is captured"],
-)
-def test_what_waits_for_the_card_is_run(
-    card: "Cards", caplog: pytest.LogCaptureFixture, waits_at: set[int], said: str
-) -> None:
-    """A capture that fails leaves nothing behind: neither in the model nor in what draws random numbers."""
+def test_what_waits_for_the_card_is_run(card: "Cards", caplog: pytest.LogCaptureFixture) -> None:
     model = Counting(card.device)
-    model.waits_at = waits_at
+    model.waits_at = {3}
+    assert runs(card.device, model, 6) == [[4.0 * count] * 3 for count in range(1, 7)]
+    assert model.calls == 6
+    (record,) = caplog.records
+    assert "each waits for the GPU: called a synchronizing CUDA operation" in record.message
+
+
+def runs(device: torch.device, model: Counting, count: int) -> list[list[float]]:
+    """What some steps find."""
     step = GraphedStep(model.step, model, lambda: None)
-    images, labels = torch.ones(2, 3).to(card.device), torch.ones(2).to(card.device)
-    with caplog.at_level(logging.WARNING):
-        for count in range(1, 7):
-            assert step(images, labels).tolist() == [4.0 * count] * 3
-    assert model.written.tolist() == [12.0] * 3
-    assert [said in record.message for record in caplog.records] == [True]
-    assert torch.rand(4, device=card.device).max().item() < 1
+    images, labels = torch.ones(2, 3).to(device), torch.ones(2).to(device)
+    return [step(images, labels).tolist() for _ in range(count)]
+
+
+class TestWithoutCapture:
+    """A wait that comes with the capture: on a real card it ends the process's use of it, so it is only pretended."""
+
+    def test_it_is_run(self, caplog: pytest.LogCaptureFixture) -> None:
+        """And has left nothing in the model."""
+        with PretendedCards():
+            model = Counting(CARD)
+            model.waits_at = {4}
+            assert runs(CARD, model, 6) == [[4.0 * count] * 3 for count in range(1, 7)]
+            assert model.written.tolist() == [12.0] * 3
+        (record,) = caplog.records
+        assert "could not be captured: CUDA error: operation not permitted" in record.message
+
+    def test_a_process_that_lost_the_card_says_so(self) -> None:
+        with PretendedCards() as cards, pytest.MonkeyPatch.context() as patched:
+            model = Counting(CARD)
+
+            def gone(*_: Any, **__: Any) -> Tensor:
+                raise RuntimeError("CUDA error: invalid argument")
+
+            def wait(why: str) -> None:
+                if cards.capture is not None:
+                    patched.setattr(torch, "zeros", gone)
+                real(why)
+
+            real = cards.sync
+            patched.setattr(cards, "sync", wait)
+            model.waits_at = {4}
+            with pytest.raises(BrokenContextError, match=r"not permitted.*: set training.cuda_graph to false"):
+                runs(CARD, model, 4)
+
+
+@pytest.mark.slow
+def test_the_peak_of_memory_is_that_of_a_step(card: "Cards", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the first epoch, in which cuDNN tries its ways."""
+    peaks, now = list[int](), [100]
+    if not card.real:  # each time that it is forgotten, it was 10 less
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: now[0])
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: now.__setitem__(0, now[0] - 10))
+    cases: list[dict[str, Any]] = [{}, {"cuda_graph": False}, {"cuda_graph": False, "epochs": 1}]
+    for place, training in enumerate(cases):
+        now[0] = 100
+        config = TrialConfig.from_dict({**BASE, "layer": "tt", "training": TRAINING | training})
+        run = run_trial(config, data_dir=tmp_path / "data", folder=tmp_path / str(place), device=str(card.device))
+        *_, result = run
+        assert isinstance(result, TrialResult)
+        assert result.peak_memory is not None
+        peaks.append(result.peak_memory)
+    if not card.real:
+        assert peaks == [80, 80, 90]
