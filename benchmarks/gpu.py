@@ -15,8 +15,8 @@ takes whatever comes first.
 - spectra: one clip of all convolutions of WRN-16-10, dense and at TT rank 192, and all their singular values, for
   weights as trained (mix) and as drawn (kaiming); each the second time.
 - training: images a second of the whole engine, batches of 128, in bf16, TF32 and float32, beside the authors' code in
-  the same precision (`training.py` says what is theirs); and in float32 by deterministic algorithms, ours alone, beside
-  ours in float32: what these cost.
+  the same precision (`training.py` says what is theirs); and ours alone in float32 by deterministic algorithms, and in
+  bf16 without CUDA graphs, beside ours in float32 and bf16: what these cost, and gain.
 - clipping: what one clip every 100 steps takes of the training in bf16, weights as 100 steps left them.
 - resume: whether a training that was killed and resumed leaves the bytes of one that was not.
 - attack: AutoAttack's images a second, on images that the network gets right.
@@ -94,8 +94,9 @@ PARTS = {
 TESTS = ("tests/ttsv/test_gpu.py", "tests/ttsv/data/test_augment.py", "tests/ttsv/spectral/test_krylov.py")
 """Those that a card runs; to collect all the others takes most of a minute."""
 PRECISIONS = ("bf16", "tf32", "float32")
-DETERMINISTIC = "float32, deterministic"
-"""After float32, beside which it is told what it costs."""
+DETERMINISTIC, STEPWISE = "float32, deterministic", "bf16, step by step"
+BESIDE = {DETERMINISTIC: "float32", STEPWISE: "bf16"}
+"""Ways to train that are measured after the precision beside which it is told what they cost; ours alone."""
 LEAST_SECONDS = 10.0
 """A part is not begun with less."""
 STEPS_BETWEEN_CLIPS = 100
@@ -355,8 +356,9 @@ def _keep(record: dict[str, Any], options: argparse.Namespace) -> None:
     if before.get("device") != name:
         before = {}
     command = f"python benchmarks/gpu.py{' --authors DIR' if options.authors else ''} --minutes {options.minutes:g}"
-    facts = {"command": command, **circumstances(), "cuda": torch.version.cuda, "delta": DELTA}
-    kept = {**before, **record, "device": name, **facts}
+    facts = {"command": command, **circumstances(), "cuda": torch.version.cuda}
+    measured = {part: {**found, **facts} if part in PARTS else found for part, found in record.items()}
+    kept = {**before, **measured, "device": name, "delta": DELTA}
     kept["floors"] = {floor.says: floor.verdict(kept) for floor in floors()}
     partial = RECORD.with_suffix(".partial")
     partial.write_text(json.dumps(rounded(kept), indent=1) + "\n")
@@ -438,22 +440,23 @@ def training(bench: Bench) -> dict[str, Any]:
     data = bench.data()
     for case in bench.cases:
         found[case.name] = {}
-        for precision in (*PRECISIONS, DETERMINISTIC):
+        for precision in (*PRECISIONS, *BESIDE):
             try:
                 found[case.name][precision] = _rates(bench, case, data, precision)
             except Exception:
                 found[case.name][precision] = {"failed": traceback.format_exc()[-800:]}
             bench.keep(found)
-        ours = [found[case.name][precision].get("ours") for precision in (DETERMINISTIC, "float32")]
-        if all(ours):
-            found[case.name][DETERMINISTIC]["of_float32"] = ours[0] / ours[1]
+        for way, precision in BESIDE.items():
+            ours = [found[case.name][name].get("ours") for name in (way, precision)]
+            if all(ours):
+                found[case.name][way][f"of_{precision}"] = ours[0] / ours[1]
     return found
 
 
 def _rates(bench: Bench, case: Case, data: Dataset, precision: str) -> dict[str, float | None]:
     load = bench.load
     sides: dict[str, Iterator[float]] = {"ours": _our_rounds(bench, case, data, precision)}
-    if bench.authors and not bench.toy and precision != DETERMINISTIC:
+    if bench.authors and not bench.toy and precision not in BESIDE:
         autocast: Callable[[], AbstractContextManager[object]] = partial(
             torch.autocast, bench.device.type, torch.bfloat16
         )
@@ -488,8 +491,9 @@ def tensor_float(allowed: bool) -> Iterator[None]:
 
 def _our_config(bench: Bench, case: Case, precision: str, *, rounds: int) -> TrialConfig:
     """In a version whose trainings know of TF32 and determinism, they are told; an earlier one does without."""
-    config = case_config(case, bench.load, "bf16" if precision == "bf16" else "float32", rounds=rounds)
-    wanted = {"tf32": {"tf32": True}, DETERMINISTIC: {"deterministic": True}}.get(precision, {})
+    config = case_config(case, bench.load, "bf16" if precision in ("bf16", STEPWISE) else "float32", rounds=rounds)
+    ways = {"tf32": {"tf32": True}, DETERMINISTIC: {"deterministic": True}, STEPWISE: {"cuda_graph": False}}
+    wanted = ways.get(precision, {})
     return replace(config, training=with_known(config.training, **wanted))
 
 

@@ -29,6 +29,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ttsv.spectral.symbol import forget_tables
+from ttsv.training.graph import forget_streams
 
 CPU = torch.device("cpu")
 UNPLACED = torch.device("meta", 7)
@@ -189,6 +190,7 @@ class PretendedCards(TorchDispatchMode):
 
     def __enter__(self) -> "PretendedCards":
         forget_tables()  # of a real card of the same name; and those of this one in the end
+        forget_streams()
         # A mode imports it at its first operation, and it looks at what is replaced here.
         importlib.import_module("torch._dynamo")
         with ExitStack() as stack:
@@ -203,6 +205,7 @@ class PretendedCards(TorchDispatchMode):
         assert self._patches is not None
         self._patches.close()
         forget_tables()
+        forget_streams()
 
     def take(self) -> Counter[Sync]:
         """What was waited for since the last call."""

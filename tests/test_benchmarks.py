@@ -305,16 +305,20 @@ def test_a_gpu_that_is_pretended_is_measured_beside_the_authors_code(
                 del sys.modules[name]
         options = SimpleNamespace(device="cuda", authors=None, minutes=10.0)
         script._keep({**found, "device": "cuda"}, options)
+        part = SimpleNamespace(device="cuda", toy=True, part="attack", authors=None, into=tmp_path / "part.json")
+        assert script._run_part(part) == 0
         assert script._busy("cuda") is None or shutil.which("nvidia-smi")
     assert "'failed'" not in str(found)
     record = json.loads((tmp_path / "gpu.json").read_text())
-    assert record.keys() >= {"device", "cuda", "command", "floors", *found}
+    assert record.keys() >= {"device", "floors", *found}
+    assert all({"cuda", "command", "date"} <= record[part].keys() for part in found)
     told = {name: verdict for name, verdict in record["floors"].items() if name.startswith("training")}
     assert len(told) == 9
     assert set(told.values()) <= {"met", "missed"}
     for rates in found["training"].values():
         assert rates["float32, deterministic"]["of_float32"] > 0
         assert rates["float32, deterministic"]["ratio"] is None, "it costs time to measure theirs once more"
+        assert rates["bf16, step by step"]["of_bf16"] > 0
 
 
 @pytest.mark.parametrize("script", ["gpu"], indirect=True)

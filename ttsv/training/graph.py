@@ -6,13 +6,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ttsv.errors import BrokenContextError
 
+Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _LOG = logging.getLogger(__name__)
 _SETTLED = 3
 """Steps of a kind after which nothing is made at the first use any more: memory, cuDNN's choice, cuBLAS's handles."""
@@ -21,69 +23,64 @@ _SETTLED = 3
 class GraphedStep:
     """A step of a training that is run by Python a few times, and from then on replayed as a CUDA graph.
 
-    `step(images, labels)` trains `model` by one batch and returns tensors of numbers; it waits for nothing and does the
-    same work for all batches of one shape and one `kind`. The first kind that was seen often enough is captured, any
-    other is always run. A replay launches the kernels of the captured step, in their order, on the same memory: the
-    numbers are those of the step. Weights and buffers that a step replaces by new tensors, rather than writing to them,
-    are copied back to where they were, so that the next replay goes on from them; so is what was replaced between two.
-    `replayed` is called after each replay. `peak`: bytes that were allocated at most while the step was captured, 0
-    where none is.
+    A step, `step(images, labels)`, trains `model` by one batch and returns a tensor of numbers; it waits for nothing,
+    and does the same work for all batches of one shape and one `kind`. The first kind that was seen often enough is
+    captured, any other is always run. A replay launches the kernels of the captured step, in their order, on the same
+    memory: the numbers are those of the step. Weights and buffers that a step replaces by new tensors, rather than
+    writing to them, are copied back to where they were, so that the next replay goes on from them; so is what was
+    replaced between two. `replayed` is called after each replay. `peak`: bytes that were allocated at most while the
+    step was captured, 0 where none is.
 
     A step that waits for the GPU, and one that CUDA does not capture, is run as it is for ever; both are logged. Raises
     `BrokenContextError` where the attempt left this process without the GPU.
     """
 
-    def __init__(
-        self, step: Callable[[Tensor, Tensor], Tensor], model: nn.Module, replayed: Callable[[], None]
-    ) -> None:
-        self._step, self._replayed = step, replayed
+    def __init__(self, model: nn.Module, replayed: Callable[[], None]) -> None:
+        self._replayed = replayed
         self._state = _State(model)
         self._seen: Counter[Hashable] = Counter()
         self._captured: _Captured | None = None
-        self._stream: torch.cuda.Stream | None = None
         self._refused = False
         self.peak = 0
 
-    def __call__(self, images: Tensor, labels: Tensor, kind: Hashable = None) -> Tensor:
-        """Trains by one batch. What is returned holds until the next call."""
+    def __call__(self, step: Step, images: Tensor, labels: Tensor, kind: Hashable = None) -> Tensor:
+        """Trains by one batch, by the same `step` each time. What is returned holds until the next call."""
         key = (images.shape, images.dtype, kind)
         if self._captured is None and not self._refused:
             self._seen[key] += 1
             if self._seen[key] <= _SETTLED:
-                return self._tried(images, labels, last=self._seen[key] == _SETTLED)
-            self._capture(key, images, labels)
+                return self._tried(step, images, labels, last=self._seen[key] == _SETTLED)
+            self._capture(key, step, images, labels)
         if self._captured is None or self._captured.key != key:
-            return self._step(images, labels)
+            return step(images, labels)
         self._state.keep()
         found = self._captured.replay(images, labels)
         self._replayed()
         return found
 
-    def _tried(self, images: Tensor, labels: Tensor, *, last: bool) -> Tensor:
+    def _tried(self, step: Step, images: Tensor, labels: Tensor, *, last: bool) -> Tensor:
         """Runs a step where it will be captured: autograd's nodes remember the stream that they were made on."""
-        here = torch.cuda.current_stream(images.device)
-        self._stream = self._stream or torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(here)
+        here, there = torch.cuda.current_stream(images.device), _stream(images.device)
+        there.wait_stream(here)
         looking: AbstractContextManager[list[str]] = _waits() if last else nullcontext([])
-        with torch.cuda.stream(self._stream), looking as waits:
-            found = self._step(images, labels)
-        here.wait_stream(self._stream)
+        with torch.cuda.stream(there), looking as waits:
+            found = step(images, labels)
+        here.wait_stream(there)
         if waits:
             self._refused = True
             _LOG.warning("steps are not run as a CUDA graph, as each waits for the GPU: %s", waits[0])
         return found
 
-    def _capture(self, key: Hashable, images: Tensor, labels: Tensor) -> None:
-        assert self._stream is not None
+    def _capture(self, key: Hashable, step: Step, images: Tensor, labels: Tensor) -> None:
         self._state.note()
         gc.collect()  # of earlier steps, what only cycles hold
         torch.cuda.reset_peak_memory_stats(images.device)
         try:
-            with torch.cuda.stream(self._stream):  # to be left where a capture fails, too
-                self._captured = _Captured(key, self._step, self._state, images, labels, self._stream)
+            with torch.cuda.stream(_stream(images.device)):  # to be left where a capture fails, too
+                self._captured = _Captured(key, step, self._state, images, labels)
             self.peak = torch.cuda.max_memory_allocated(images.device)
         except RuntimeError as error:  # such as memory that is out, which a step by itself may find
-            reason = str(error).strip().partition("\n")[0]
+            reason = str(error.__context__ or error).strip().partition("\n")[0]
             _require_gpu(images.device, reason)
             self._state.restore()  # nothing was computed, nor written
             self._refused = True
@@ -93,19 +90,12 @@ class GraphedStep:
 class _Captured:
     """A graph with the memory that it reads batches from, and writes its numbers to."""
 
-    def __init__(
-        self,
-        key: Hashable,
-        step: Callable[[Tensor, Tensor], Tensor],
-        state: "_State",
-        images: Tensor,
-        labels: Tensor,
-        stream: torch.cuda.Stream,
-    ) -> None:
+    def __init__(self, key: Hashable, step: Step, state: "_State", images: Tensor, labels: Tensor) -> None:
         self.key = key
         self._images, self._labels = images.clone(), labels.clone()
         self._graph = torch.cuda.CUDAGraph()
         # Other threads go on: they gather images, and write checkpoints.
+        stream = torch.cuda.current_stream(images.device)
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._found = step(self._images, self._labels)
             state.keep()
@@ -115,6 +105,18 @@ class _Captured:
         self._labels.copy_(labels)
         self._graph.replay()
         return self._found
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which steps are captured: one for all trainings of a process, as cuBLAS keeps memory for each."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
+def forget_streams() -> None:
+    """Has the next training make its stream anew: for tests, whose cards come and go."""
+    _stream.cache_clear()
 
 
 def _require_gpu(device: torch.device, reason: str) -> None:

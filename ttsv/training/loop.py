@@ -253,7 +253,7 @@ class _Run:
         self._graph: GraphedStep | None = None
         # The scaler of fp16 decides after each backward pass whether to step.
         if device.type == "cuda" and training.cuda_graph and training.precision != "fp16":
-            self._graph = GraphedStep(self._train, model, self.constraint_time.again)
+            self._graph = GraphedStep(model, self.constraint_time.again)
 
     def precision(self) -> AbstractContextManager[None]:
         """What products and convolutions of float32 are computed in, forward and backward."""
@@ -279,7 +279,7 @@ class _Run:
         """Trains by one batch: returns its summed loss and the count of correct predictions, until the next call."""
         if self._graph is None:
             return self._train(images, labels)
-        return self._graph(images, labels, kind=tuple(layer.iterations for layer in self.skew))
+        return self._graph(self._train, images, labels, kind=tuple(layer.iterations for layer in self.skew))
 
     @property
     def graph_peak(self) -> int:
