@@ -35,13 +35,18 @@ def _principal(
     settings: Config,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)] = None,
 ) -> Principal:
-    """Raises `KeyRefusedError` without a valid key, `ScopeError` where it does not allow this."""
-    if not settings.keys_required:
+    """Raises `KeyRefusedError` without a valid key, `ScopeError` where it does not allow this.
+
+    Where none is asked for, one that is sent counts all the same: whoever sends it means its project. What is no key of
+    ours, such as the token of a proxy in front, is left alone there.
+    """
+    sent = credentials.credentials if credentials else None
+    if not settings.keys_required and (sent is None or split_key(sent) is None):
         if request.method not in _SAFE and "origin" in request.headers and not sent_from_our_pages(request):
             # Without keys this is all that keeps a page on another site from cancelling what its reader runs here.
             raise ScopeError("another site's page sent this request; only this service's own pages may")
         return ANYONE
-    text = credentials.credentials if credentials else None
+    text = sent
     if text is None and (request.method in _SAFE or sent_from_our_pages(request)):
         text = request.cookies.get(COOKIE)
     if text is None:

@@ -101,6 +101,20 @@ class TestGuard:
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.headers["content-type"] == "application/problem+json"
 
+    def test_where_none_is_asked_for_one_that_is_sent_counts(self, api: TestClient, make: Callable[..., str]) -> None:
+        """And what is no key of ours, as a proxy in front may send, does not."""
+        reader, writer = bearer(make("vision", "read")), bearer(make("vision", "submit", owner="grace"))
+        assert api.post("/v1/experiments", json=SPEC, headers=reader).status_code == 403
+        posted = api.post("/v1/experiments", json=SPEC, headers=writer)
+        assert posted.json()["owner"] == "grace"
+        assert api.post("/v1/experiments", json=SPEC).json()["owner"] is None
+        seen = api.get("/v1/experiments", headers=reader).json()["items"]
+        assert [experiment["owner"] for experiment in seen] == ["grace"]
+        unknown = bearer("ttsv_0123456789abcdef_" + 43 * "x")
+        assert api.get("/v1/experiments", headers=unknown).status_code == 401
+        for foreign in (bearer("nonsense"), {"Authorization": "Basic YTpi"}):
+            assert len(api.get("/v1/experiments", headers=foreign).json()["items"]) == 2
+
     def test_health_needs_none(self, guarded: TestClient) -> None:
         assert guarded.get("/livez").status_code == 200
         assert guarded.get("/readyz").status_code == 200
