@@ -19,6 +19,7 @@ from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from tests import grids
 from tests.browser.conftest import Site, Tab, served
+from tests.examples import deep
 
 CUT = "one => one.scrollWidth - one.clientWidth"
 
@@ -63,7 +64,9 @@ def boards(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 class TestColumns:
-    @pytest.mark.parametrize("path", ["/trials", "/leaderboards/cifar10", "/leaderboards/cifar10?experiment=2"])
+    @pytest.mark.parametrize(
+        "path", [deep("/trials"), deep("/leaderboards/cifar10"), "/leaderboards/cifar10?experiment=2"]
+    )
     def test_accuracy_is_in_sight(self, boards: Site, browse: Callable[..., Tab], path: str) -> None:
         page = browse(f"{boards.url}{path}").page
         room = page.locator(".wide").first.bounding_box()

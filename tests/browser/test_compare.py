@@ -48,7 +48,7 @@ class TestBoxes:
             ("/leaderboards/cifar10", "cell", r"/compare\?cells=[0-9a-f]{64},[0-9a-f]{64}$"),
         ],
     )
-    @pytest.mark.parametrize("script", [True, False])
+    @pytest.mark.parametrize("script", [True, deep(False)])
     def test_they_lead_there(
         self, beside: Site, browse: Callable[..., Tab], path: str, name: str, leads: str, script: bool
     ) -> None:
