@@ -143,7 +143,8 @@ def fit(
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
             logits = predict(run.evaluated, validation.images, batch_size=training.batch_size)
-            ort_loss = orthogonal_loss(run.evaluated)
+            with torch.no_grad():  # else it keeps nodes of autograd, which steps of another stream would go on with
+                ort_loss = orthogonal_loss(run.evaluated)
         metrics = EpochMetrics(
             epoch=progress.epoch + 1,
             epochs=training.epochs,
