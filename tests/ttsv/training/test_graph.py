@@ -1,6 +1,7 @@
 """Steps as CUDA graphs: bit-equal to steps that are run, on a pretended card in every run and on a real one."""
 
 import os
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,56 @@ def test_what_is_replaced_between_two_steps_is_taken_up(card: "Cards") -> None:
     assert model.calls == 5
 
 
+class Trading(nn.Module):
+    """Two numbers that change places at each step, by which the second grows."""
+
+    now: Tensor
+    before: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("now", torch.ones((), device=device))
+        self.register_buffer("before", torch.zeros((), device=device))
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.now, self.before = self.now + self.before, self.now
+        return self.now + images.sum()
+
+
+def test_what_changes_places_is_read_before_it_is_written(card: "Cards") -> None:
+    model = Trading(card.device)
+    step = partial(GraphedStep(model, lambda: None), model.step)
+    images, labels = torch.zeros(2, 3).to(card.device), torch.ones(2).to(card.device)
+    assert [step(images, labels).item() for _ in range(8)] == [1, 2, 3, 5, 8, 13, 21, 34]
+
+
+class Remembering(nn.Module):
+    """Keeps its images for the next step, as many as there are."""
+
+    last: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2, 3, device=device), persistent=False)
+        self.register_buffer("none", None)
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        found, self.last = self.last.sum(), images + 0
+        return found
+
+
+def test_a_step_that_comes_upon_other_shapes_is_run(card: "Cards", replays: list[int]) -> None:
+    model = Remembering(card.device)
+    step = partial(GraphedStep(model, lambda: None), model.step)
+    images, labels = torch.ones(2, 3).to(card.device), torch.ones(2).to(card.device)
+    for _ in range(5):
+        step(images, labels)
+    assert replays == [2, 2]
+    assert step(images[:1], labels[:1]).item() == 6
+    assert [step(images * count, labels).item() for count in (2, 3, 4)] == [3, 12, 18]
+    assert replays == [2] * 4
+
+
 def test_what_waits_for_the_card_is_run(card: "Cards", caplog: pytest.LogCaptureFixture) -> None:
     model = Counting(card.device)
     model.waits_at = {3}
@@ -157,6 +208,23 @@ def test_what_waits_for_the_card_is_run(card: "Cards", caplog: pytest.LogCapture
     assert model.calls == 6
     (record,) = caplog.records
     assert "each waits for the GPU: called a synchronizing CUDA operation" in record.message
+
+
+def test_what_is_said_of_other_things_is_not_lost(card: "Cards", caplog: pytest.LogCaptureFixture) -> None:
+    model = Counting(card.device)
+    plain = model.step
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        warnings.warn(f"step {model.calls}", stacklevel=1)
+        return plain(images, labels)
+
+    model.step = step  # type: ignore[method-assign]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs(card.device, model, 6)
+    said = [str(one.message) for one in caught if "debug mode" not in str(one.message)]
+    assert said == [f"step {count}" for count in range(4)]
+    assert caplog.records == []
 
 
 def runs(device: torch.device, model: Counting, count: int) -> list[list[float]]:
@@ -178,6 +246,27 @@ class TestWithoutCapture:
             assert model.written.tolist() == [12.0] * 3
         (record,) = caplog.records
         assert "could not be captured: CUDA error: operation not permitted" in record.message
+
+    def test_it_leaves_no_gradients_and_random_numbers_go_on(self) -> None:
+        with PretendedCards():
+            model = nn.Linear(3, 1, bias=False, device=CARD)
+            calls = list[Tensor]()
+
+            def step(images: Tensor, labels: Tensor) -> Tensor:
+                nn.functional.dropout(images)
+                model(images).sum().backward()
+                calls.append(images)
+                if len(calls) == 4:
+                    images.sum().item()
+                (gradient,), model.weight.grad = (one.grad for one in model.parameters()), None
+                assert gradient is not None
+                return gradient
+
+            graphed = GraphedStep(model, lambda: None)
+            images, labels = torch.ones(2, 3).to(CARD), torch.ones(2).to(CARD)
+            found = [graphed(step, images, labels).max().item() for _ in range(5)]
+        assert len(calls) == 6
+        assert found == [2.0] * 5
 
     def test_a_process_that_lost_the_card_says_so(self) -> None:
         with PretendedCards() as cards, pytest.MonkeyPatch.context() as patched:
