@@ -63,6 +63,7 @@ MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
     "training.keep_best": ([True, False], [1, None]),
     "training.final_projection": ([True, False], [0, None]),
     "training.spectra_every": ([1, 100_000, None], [0, -1, 1.5, "5"]),
+    "training.cuda_graph": ([True, False], [1, None]),
     "augmentation.flip": ([True, False], [1, None]),
     "augmentation.pad": ([0, 4], [-1, 1.5, None]),
     "augmentation.padding": (["zeros", "symmetric"], ["reflect", None]),
