@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.errors import BrokenContextError
+from ttsv.training.feed import free_memory
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _LOG = logging.getLogger(__name__)
@@ -33,8 +34,9 @@ class GraphedStep:
     replaced between two. `replayed` is called after each replay. `peak`: bytes that were allocated at most while the
     step was captured, 0 where none is.
 
-    A step that waits for the GPU, and one that CUDA does not capture, is run as it is for ever; both are logged. Raises
-    `BrokenContextError` where the attempt left this process without the GPU.
+    A step that waits for the GPU, one that CUDA does not capture, and one that takes more than half of what memory is
+    left, as a graph keeps its own, is run as it is for ever; that is logged. Raises `BrokenContextError` where the
+    attempt left this process without the GPU.
     """
 
     def __init__(self, model: nn.Module, replayed: Callable[[], None]) -> None:
@@ -76,10 +78,14 @@ class GraphedStep:
         self._state.note()
         gc.collect()  # of earlier steps, what only cycles hold
         torch.cuda.reset_peak_memory_stats(images.device)
+        before = torch.cuda.memory_allocated(images.device)
         try:
             with torch.cuda.stream(_stream(images.device)):  # to be left where a capture fails, too
-                self._captured = _Captured(key, step, self._state, images, labels)
-            self.peak = torch.cuda.max_memory_allocated(images.device)
+                captured = _Captured(key, step, self._state, images, labels)
+            peak = torch.cuda.max_memory_allocated(images.device)
+            if free_memory(images.device) < peak - before:
+                raise RuntimeError("beside its memory there is too little for a step that is run")
+            self._captured, self.peak = captured, peak
         except RuntimeError as error:  # such as memory that is out, which a step by itself may find
             reason = str(error.__context__ or error).strip().partition("\n")[0]
             _require_gpu(images.device, reason)

@@ -210,6 +210,19 @@ def test_what_waits_for_the_card_is_run(card: "Cards", caplog: pytest.LogCapture
     assert "each waits for the GPU: called a synchronizing CUDA operation" in record.message
 
 
+def test_a_graph_leaves_room_for_a_step_that_is_run(caplog: pytest.LogCaptureFixture) -> None:
+    """As the last batch of an epoch is: a graph keeps what its steps take."""
+    with PretendedCards(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "max_memory_allocated", lambda *_: torch.cuda.memory_allocated(0) + 1000)
+        for left, calls in ((999, 7), (9999, 4)):
+            patched.setattr(torch.cuda, "mem_get_info", lambda *_, left=left: (left, 1 << 34))
+            model = Counting(CARD)
+            assert runs(CARD, model, 6) == [[4.0 * count] * 3 for count in range(1, 7)]
+            assert model.calls == calls  # what was captured and is not kept among them
+    (record,) = caplog.records
+    assert "too little for a step that is run" in record.message
+
+
 def test_what_is_said_of_other_things_is_not_lost(card: "Cards", caplog: pytest.LogCaptureFixture) -> None:
     model = Counting(card.device)
     plain = model.step
