@@ -318,3 +318,13 @@ def test_the_peak_of_memory_is_that_of_a_step(card: "Cards", tmp_path: Path, mon
         peaks.append(result.peak_memory)
     if not card.real:
         assert peaks == [80, 80, 90]
+
+
+@pytest.mark.slow
+def test_the_peak_of_memory_is_not_that_of_who_trained_nothing(card: "Cards", tmp_path: Path) -> None:
+    """What an attempt takes that only evaluates says nothing of the next trial."""
+    epochs_of(card, tmp_path, {}, layer="tt")
+    config = TrialConfig.from_dict({**BASE, "layer": "tt", "training": TRAINING})
+    (result,) = run_trial(config, data_dir=tmp_path / "data", folder=tmp_path / "trial", device=str(card.device))
+    assert isinstance(result, TrialResult)
+    assert (result.valid, result.peak_memory) == (True, None)
