@@ -416,6 +416,9 @@ class TestReevaluate:
     def test_its_spec_lists_its_trials(self, trained: str, api: TestClient, table: Table) -> None:
         answer = post(api, f"{trained}/re-evaluate", {"evaluation": {"lipschitz": "fgsm"}}, 201)
         assert answer["name"] == answer["spec"]["name"] == "grid (re-evaluated)"
+        assert not {*LOOKING_ON} & answer["spec"]["base"]["training"].keys(), (
+            "drivers of the version before refuse them"
+        )
         spec = answer["spec"]
         assert spec["trials"] == [{"lambda_ort": 0.0, "seed": 0}, {"lambda_ort": 1.0, "seed": 1}]
         plan = plan_of(ExperimentSpec.model_validate(spec))
