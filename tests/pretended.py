@@ -180,6 +180,8 @@ class PretendedCards(TorchDispatchMode):
         self.finished = [0] * count
         self.pinned: dict[int, Any] = {}
         self.capture: _Graph | None = None
+        self.captures_draws = False
+        """Whether random numbers are kept for a capture that was ended by an error, as torch 2.11 keeps them."""
         self._wanted: torch.device | None = None
         self._mode = "default"
         self._patches: ExitStack | None = None
@@ -222,6 +224,7 @@ class PretendedCards(TorchDispatchMode):
     def sync(self, why: str) -> None:
         """Notes that the processor waits for a card. Raises `UnexpectedSync` where it may not."""
         if self.capture is not None:
+            self.captures_draws = True
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         stack = _stack()
         self.syncs[Sync(why, stack)] += 1
@@ -304,6 +307,8 @@ class PretendedCards(TorchDispatchMode):
             place = self._common(operation, args, kwargs, given)
             if operation.watched and place.type == "cuda":
                 self._watch(operation.name, args, kwargs)
+        if operation.drawn_by and place.type == "cuda" and self.captures_draws:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
         if self.capture is not None and place.type == "cuda":
             written = [kwargs.get(named, args[i] if i < len(args) else None) for i, named in operation.written]
             if operation.name == "native_batch_norm":  # writes to its statistics, of which its schema says nothing
@@ -627,7 +632,11 @@ class PretendedCards(TorchDispatchMode):
                 is_capturing=lambda: False,
             )
 
+        generator = SimpleNamespace(
+            clone_state=lambda: None, graphsafe_set_state=lambda _: setattr(self, "captures_draws", False)
+        )
         return {
+            "default_generators": [generator] * self.count,
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "_lazy_init": nothing,

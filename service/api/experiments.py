@@ -26,7 +26,7 @@ from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
 from service.experiments.memory import GIB, Advice, Memory, MemoryEstimator, advise, shares
-from service.experiments.submission import Draft, stored_config, submit
+from service.experiments.submission import Draft, submit
 from service.queue import census, nodes
 from service.schemas.answers import Selection, SelectionPage
 from service.schemas.dry_runs import SHOWN, DryMemory, DryRange, DryRanges, DryRunOut, DryTotals, DryTrialOut
@@ -255,7 +255,7 @@ class SpecSubmission(Submission):
                 number=number,
                 fingerprint=planned.fingerprint,
                 cell=planned.cell,
-                config=stored_config(planned.config),
+                config=planned.config.kept(),
                 **asdict(estimate) | {"reasons": list(estimate.reasons)},
                 memory_gib=None if memory is None else memory.most / GIB,
                 memory_basis=None if memory is None else memory.basis,
@@ -300,7 +300,7 @@ def _telling(trials: Sequence[PlannedTrial]) -> list[TrialFields]:
     """Configurations that tell as much as those of all trials: one of every cell, and another seed if there is one."""
     cells = {trial.cell: trial for trial in reversed(trials)}
     others = (trial for trial in trials if trial.config.seed != trials[0].config.seed)
-    return [stored_config(trial.config) for trial in (*reversed(cells.values()), *islice(others, 1))]
+    return [trial.config.kept() for trial in (*reversed(cells.values()), *islice(others, 1))]
 
 
 def _listed(plan: Plan | GridCount) -> Sequence[PlannedTrial]:

@@ -172,6 +172,10 @@ def draft_reevaluation(
     if not configs:
         raise StateError(f"experiment {experiment_id} has no trial that succeeded: there is nothing to evaluate yet")
     base, trials = factored(list(configs.values()))
+    if isinstance(training := base.get("training"), dict):
+        for unknown in LOOKING_ON:  # to a driver of a version before, as `kept` says
+            if unknown in training and training[unknown] == getattr(TRAINING, unknown):
+                del training[unknown]
     kept = ("resources", "timeout_seconds", "hung_after", "max_concurrent_trials", "order", "preempt", "priority")
     kept_words = ("tags", "notes")
     spec = read_spec(
@@ -308,17 +312,6 @@ def read_spec(document: Mapping[str, object]) -> ExperimentSpec:
         raise SpecError(wrong_fields(found, document)) from error
 
 
-def stored_config(config: TrialConfig) -> TrialFields:
-    """A configuration as trials have it in the database and in answers."""
-    fields = config.to_dict()
-    training = fields["training"]
-    assert isinstance(training, dict)
-    for name in LOOKING_ON:  # workers of a version before refuse a field that they do not know
-        if getattr(config.training, name) == getattr(TRAINING, name):
-            del training[name]
-    return fields
-
-
 class TrialColumns(TypedDict):
     """The columns that a trial's configuration decides."""
 
@@ -356,7 +349,7 @@ def trial_columns(planned: PlannedTrial) -> TrialColumns:
     return {
         "fingerprint": planned.fingerprint,
         "cell": planned.cell,
-        "config": stored_config(config),
+        "config": config.kept(),
         "dataset": config.dataset,
         "model": config.model,
         "layer": config.layer,

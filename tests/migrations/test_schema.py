@@ -30,7 +30,6 @@ from service.database import (
     engine,
 )
 from service.database.engine import Database
-from service.experiments.submission import stored_config
 from service.leaderboards import cell_scores, field_index
 from service.migrate import alembic_config, lacking_metrics, migrate, newest
 from service.queue import driver_reads, leases
@@ -497,7 +496,7 @@ class TestEighteenth:
         if session.get(Experiment, experiment) is None:
             session.add(Experiment(id=experiment, name="old", spec={}, grid_points=1, trial_count=1))
             session.flush()
-        config = dict(stored_config(trial))
+        config = dict(trial.kept())
         columns = {name: getattr(trial, name) for name in ("dataset", "model", "layer", "rank", "lambda_ort", "seed")}
         columns |= {"constraint": trial.constraint, "delta": trial.delta, "epochs": trial.training.epochs}
         fingerprint = trial.written_fingerprint()

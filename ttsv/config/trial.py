@@ -342,6 +342,16 @@ class TrialConfig(Checked):
         """Plain data (JSON-ready) with every field."""
         return plain(self)
 
+    def kept(self) -> TrialFields:
+        """The same as it is kept for other versions: one before refuses a field that it does not know."""
+        fields = self.to_dict()
+        training = fields["training"]
+        assert isinstance(training, dict)
+        for name in LOOKING_ON:
+            if getattr(self.training, name) == getattr(TRAINING, name):
+                del training[name]
+        return fields
+
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> "TrialConfig":
         """Inverse of `to_dict`; fields left out take their defaults. Raises `ConfigError`."""

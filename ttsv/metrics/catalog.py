@@ -202,7 +202,8 @@ METRICS: dict[str, MetricInfo] = {
             "Median time of inference for 128 images at once, all frames merged into dense kernels; null without TT"
             " layers.",
             group=_COST),
-        MetricInfo("peak_memory", "peak GPU memory", "Largest memory allocated on the GPU in training; null on a CPU.",
+        MetricInfo("peak_memory", "peak GPU memory",
+            "Largest memory allocated on the GPU in training; null on a CPU, or where an attempt before did that.",
             unit="MiB", decimals=0, group=_COST, whole=True, presence="stated"),
         MetricInfo("spectrum_memory", "memory of the spectrum",
             "The most that torch had allocated for the exact singular values; on a CPU without the libraries'"

@@ -21,12 +21,12 @@ _AHEAD = 2
 def place(split: Split, device: torch.device) -> Split:
     """The split with its labels on the device, and its images too, if they leave room there; else as they are."""
     images, labels = split
-    if device.type == "cuda" and images.nbytes > _ROOM * _free(device):
+    if device.type == "cuda" and images.nbytes > _ROOM * free_memory(device):
         return Split(images, labels.to(device))
     return split.to(device)
 
 
-def _free(device: torch.device) -> float:
+def free_memory(device: torch.device) -> float:
     """Bytes of a GPU's memory that this process may still take."""
     free, total = torch.cuda.mem_get_info(device)
     number = torch.cuda.current_device() if device.index is None else device.index

@@ -13,26 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.errors import BrokenContextError
+from ttsv.training.feed import free_memory
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _LOG = logging.getLogger(__name__)
 _SETTLED = 3
 """Steps of a kind after which nothing is made at the first use any more: memory, cuDNN's choice, cuBLAS's handles."""
+_WAIT = "called a synchronizing CUDA operation"
 
 
 class GraphedStep:
     """A step of a training that is run by Python a few times, and from then on replayed as a CUDA graph.
 
     A step, `step(images, labels)`, trains `model` by one batch and returns a tensor of numbers; it waits for nothing,
-    and does the same work for all batches of one shape and one `kind`. The first kind that was seen often enough is
-    captured, any other is always run. A replay launches the kernels of the captured step, in their order, on the same
-    memory: the numbers are those of the step. Weights and buffers that a step replaces by new tensors, rather than
+    leaves no gradients, and does the same work for all batches of one shape and one `kind`. The first kind that was
+    seen often enough is captured, any other is always run; so is a step that comes upon buffers of other shapes, as
+    batches of other sizes may leave them. A replay launches the kernels of the captured step, in their order, on the
+    same memory: the numbers are those of the step. Weights and buffers that a step replaces by new tensors, rather than
     writing to them, are copied back to where they were, so that the next replay goes on from them; so is what was
     replaced between two. `replayed` is called after each replay. `peak`: bytes that were allocated at most while the
     step was captured, 0 where none is.
 
-    A step that waits for the GPU, and one that CUDA does not capture, is run as it is for ever; both are logged. Raises
-    `BrokenContextError` where the attempt left this process without the GPU.
+    A step that waits for the GPU, one that CUDA does not capture, and one that takes more than half of what memory is
+    left, as a graph keeps its own, is run as it is for ever; that is logged. Raises `BrokenContextError` where the
+    attempt left this process without the GPU.
     """
 
     def __init__(self, model: nn.Module, replayed: Callable[[], None]) -> None:
@@ -51,9 +55,8 @@ class GraphedStep:
             if self._seen[key] <= _SETTLED:
                 return self._tried(step, images, labels, last=self._seen[key] == _SETTLED)
             self._capture(key, step, images, labels)
-        if self._captured is None or self._captured.key != key:
+        if self._captured is None or self._captured.key != key or not self._state.keep():
             return step(images, labels)
-        self._state.keep()
         found = self._captured.replay(images, labels)
         self._replayed()
         return found
@@ -75,13 +78,18 @@ class GraphedStep:
         self._state.note()
         gc.collect()  # of earlier steps, what only cycles hold
         torch.cuda.reset_peak_memory_stats(images.device)
+        before = torch.cuda.memory_allocated(images.device)
         try:
             with torch.cuda.stream(_stream(images.device)):  # to be left where a capture fails, too
-                self._captured = _Captured(key, step, self._state, images, labels)
-            self.peak = torch.cuda.max_memory_allocated(images.device)
+                captured = _Captured(key, step, self._state, images, labels)
+            peak = torch.cuda.max_memory_allocated(images.device)
+            if free_memory(images.device) < peak - before:
+                raise RuntimeError("beside its memory there is too little for a step that is run")
+            self._captured, self.peak = captured, peak
         except RuntimeError as error:  # such as memory that is out, which a step by itself may find
             reason = str(error.__context__ or error).strip().partition("\n")[0]
             _require_gpu(images.device, reason)
+            _release_generator(images.device)
             self._state.restore()  # nothing was computed, nor written
             self._refused = True
             _LOG.warning("steps are not run as a CUDA graph, which could not be captured: %s", reason)
@@ -98,7 +106,8 @@ class _Captured:
         stream = torch.cuda.current_stream(images.device)
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._found = step(self._images, self._labels)
-            state.keep()
+            if not state.keep():
+                raise RuntimeError("a step leaves a buffer of another shape than it found")
 
     def replay(self, images: Tensor, labels: Tensor) -> Tensor:
         self._images.copy_(images)
@@ -119,6 +128,12 @@ def forget_streams() -> None:
     _stream.cache_clear()
 
 
+def _release_generator(device: torch.device) -> None:
+    """Has random numbers drawn again: of a capture that CUDA has ended, torch 2.11 believes that it goes on."""
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 def _require_gpu(device: torch.device, reason: str) -> None:
     """Raises `BrokenContextError` where nothing can be read from the GPU any more, as after a wait in a capture."""
     try:
@@ -136,6 +151,7 @@ class _State:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._places: list[tuple[MutableMapping[str, Any], str, Tensor, int]] = []
+        self._storages = set[int]()
 
     def note(self) -> None:
         """Takes the present places for the ones to keep."""
@@ -145,20 +161,41 @@ class _State:
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         self._places.append((tensors, name, tensor.detach(), tensor.data_ptr()))
-
-    def keep(self) -> None:
-        """Copies what lies elsewhere now to the noted places, and has the model use them again."""
-        self.restore(copied=True)
+        self._storages = {kept.untyped_storage().data_ptr() for _, _, kept, _ in self._places}
 
     @torch.no_grad()
-    def restore(self, *, copied: bool = False) -> None:
-        """Has the model use the noted places again, with what they hold or, `copied`, with what it has now."""
+    def keep(self) -> bool:
+        """Copies what lies elsewhere now to the noted places, and has the model use them again.
+
+        Leaves all as it is, and returns False, where something has not the shape of its place, as a buffer that
+        follows the size of the batch.
+        """
+        moved = list[tuple[Tensor, Tensor]]()
         for tensors, name, kept, address in self._places:
-            now = tensors[name]
-            if now.data_ptr() == address:
+            now = tensors.get(name)
+            if now is not None and now.data_ptr() == address:
                 continue
-            if copied:
-                kept.copy_(now)
+            if now is None or (now.shape, now.dtype) != (kept.shape, kept.dtype):
+                return False
+            moved.append((kept, now))
+        # Read before any is written: a step may have put one in the place of another.
+        values = [now.clone() if now.untyped_storage().data_ptr() in self._storages else now for _, now in moved]
+        for (kept, _), value in zip(moved, values, strict=True):
+            kept.copy_(value)
+        if moved:
+            self._use_places()
+        return True
+
+    def restore(self) -> None:
+        """Has the model be as it was noted, between two steps: with the places that it had, and without gradients."""
+        self._use_places()
+        self._model.zero_grad()
+
+    def _use_places(self) -> None:
+        for tensors, name, kept, address in self._places:
+            now = tensors.get(name)
+            if now is not None and now.data_ptr() == address:
+                continue
             if isinstance(now, nn.Parameter):
                 now.data = kept
             else:
@@ -167,15 +204,22 @@ class _State:
 
 @contextmanager
 def _waits() -> Iterator[list[str]]:
-    """What torch says of waiting for the GPU inside, once that is left."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        waits = list[str]()
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield waits
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-            said = [str(one.message).strip().partition("\n")[0] for one in caught]
-            waits += [one for one in said if "synchronizing CUDA operation" in one]
+    """What torch says of waiting for the GPU inside, once that is left. What is said of other things is said then."""
+    waits, before = list[str](), torch.cuda.get_sync_debug_mode()
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", _WAIT)
+            warnings.filterwarnings("ignore", "Synchronization debug mode")  # said of what is set here
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield waits
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+    finally:
+        for one in caught:
+            said = str(one.message).strip().partition("\n")[0]
+            if said.startswith(_WAIT):
+                waits.append(said)
+            else:
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno, source=one.source)

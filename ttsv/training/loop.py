@@ -46,7 +46,7 @@ class Progress:
     `selected_epoch`: the one whose weights the trained model has. `projection`: what a constraint did to those before
     they were evaluated, in words. `best_weights`: those of the best epoch once all are done, where they are kept beside
     the last one's. `peak_memory`: bytes that were allocated on a GPU at most, by the process that finished it; without
-    its first epoch of several, in which cuDNN tries ways that it does not take.
+    its first epoch of several, in which cuDNN tries ways that it does not take. None where it found all epochs done.
     """
 
     epoch: int = 0
@@ -143,7 +143,8 @@ def fit(
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
             logits = predict(run.evaluated, validation.images, batch_size=training.batch_size)
-            ort_loss = orthogonal_loss(run.evaluated)
+            with torch.no_grad():  # else it keeps nodes of autograd, which steps of another stream would go on with
+                ort_loss = orthogonal_loss(run.evaluated)
         metrics = EpochMetrics(
             epoch=progress.epoch + 1,
             epochs=training.epochs,
@@ -177,7 +178,7 @@ def fit(
         progress.selected_epoch = progress.best_epoch
     if training.keep_best:
         progress.best_weights = run.best
-    if device.type == "cuda":
+    if device.type == "cuda" and progress.epoch > begun:
         progress.peak_memory = max(run.graph_peak, torch.cuda.max_memory_allocated(device))
     if checkpoints is not None:
         checkpoints.wait()

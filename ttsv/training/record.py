@@ -96,7 +96,7 @@ def best_epoch(training: TrainingConfig) -> str:
 
 def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> dict[str, Any]:
     """What goes into a model's JSON file, for `read_training`."""
-    return {"config": config.to_dict(), "dataset_sha256": data.sha256, "training": asdict(facts)}
+    return {"config": config.kept(), "dataset_sha256": data.sha256, "training": asdict(facts)}
 
 
 def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, data: Dataset) -> TrainingFacts:

@@ -112,18 +112,19 @@ def test_the_client_has_them(server: str) -> None:
         assert client.spectra_of_epochs(trial.id).epochs == []
 
 
-def test_who_only_looks_on_makes_no_other_trial() -> None:
+@pytest.mark.parametrize(("field", "default", "other"), [("spectra_every", None, 5), ("cuda_graph", True, False)])
+def test_who_only_looks_on_makes_no_other_trial(field: str, default: object, other: object) -> None:
     base = {"dataset": "digits", "model": "small-cnn"}
-    plan = expand_grid(ExperimentSpec(name="a", base=base, grid={"training.spectra_every": [None, 5]}), max_trials=9)
+    plan = expand_grid(ExperimentSpec(name="a", base=base, grid={f"training.{field}": [default, other]}), max_trials=9)
     alone = expand_grid(ExperimentSpec(name="b", base=base), max_trials=9)
-    watched = expand_grid(ExperimentSpec(name="c", base=base | {"training": {"spectra_every": 5}}), max_trials=9)
+    watched = expand_grid(ExperimentSpec(name="c", base=base | {"training": {field: other}}), max_trials=9)
     assert (len(plan.trials), plan.points, plan.idle) == (1, 2, ())
-    assert watched.trials[0].config.training.spectra_every == 5  # it is run as it was asked for
+    assert getattr(watched.trials[0].config.training, field) == other  # it is run as it was asked for
     # Of who does not look on nothing is stored that a worker of the version before would not know.
     stored, bare = (trial_columns(one.trials[0])["config"]["training"] for one in (watched, alone))
     assert isinstance(stored, dict)
     assert isinstance(bare, dict)
-    assert stored["spectra_every"] == 5
-    assert "spectra_every" not in bare
+    assert stored[field] == other
+    assert field not in bare
     for one in (plan, watched):
         assert (one.trials[0].fingerprint, one.trials[0].cell) == (alone.trials[0].fingerprint, alone.trials[0].cell)

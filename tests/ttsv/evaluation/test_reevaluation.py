@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ttsv.config.training import LOOKING_ON
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError, DataError
 from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult
@@ -108,6 +109,7 @@ KILLED = (
 pyautoattack.AutoAttack = Shortened
 import json, os, signal, sys
 from pathlib import Path
+from ttsv.config.training import LOOKING_ON
 from ttsv.config.trial import TrialConfig
 from ttsv.results import StageProgress
 from ttsv.trial import run_trial
@@ -225,6 +227,16 @@ def test_an_older_model_file_without_facts_is_taken(folder: Path, plain: TrialRe
     _, result = split(start(trial(), folder / "older", source=tmp_path / "model.safetensors"))
     assert result.accuracy == plain.accuracy
     assert (result.train_seconds, result.selected_epoch) == (0.0, 0)
+
+
+def test_the_version_before_reads_a_model_file(plain: TrialResult) -> None:
+    """It refuses a field that it does not know: what only looks on is not written where it is at its default."""
+    description = json.loads(plain.artifacts["model"].with_name("model.json").read_text())
+    assert not {*LOOKING_ON} & description["config"]["training"].keys()
+    assert trial(training={**description["config"]["training"], "cuda_graph": False}).kept()["training"] == {
+        **description["config"]["training"],
+        "cuda_graph": False,
+    }
 
 
 def test_what_is_no_model(folder: Path, tmp_path: Path) -> None:

@@ -133,6 +133,26 @@ class Recorder(Unconstrained):
                     parameter.zero_()
 
 
+@pytest.mark.parametrize("layer", [deep(layer) if layer.endswith("-tt") else layer for layer in LAYERS])
+@pytest.mark.parametrize("ema", [None, deep(0.9)])
+def test_no_node_of_autograd_outlives_an_epoch(layer: str, ema: float | None) -> None:
+    """One that gathers a weight's gradient does so on the stream that it was made on: a CUDA graph bears no other."""
+    rank = 6 if layer.endswith("tt") else None
+    model = create_model("small-cnn", num_classes=10, in_channels=1, image_size=8, layer=layer, rank=rank)
+    training = fit(model, dataset(), trial(epochs=3, lr=0.001, ema=ema), Orthogonal(0.1), device=CPU)
+
+    def notes() -> list[dict[str, Any]]:
+        """What is noted at the node of each weight, made here where there is none: it is gone with the node."""
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        functions: list[Any] = [parameter.expand_as(parameter).grad_fn for parameter in trained]
+        return [function.next_functions[0][0].metadata for function in functions]
+
+    for _ in training:
+        for note in notes():
+            note["seen"] = True
+        assert not any(notes())
+
+
 def test_the_constraint_is_called_as_its_protocol_says() -> None:
     recorder = Recorder()
     metrics, _ = run(network(), trial(epochs=2), recorder)
