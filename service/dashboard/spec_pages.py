@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse
 
 from service.access.security import Scope
-from service.api.experiments import SpecSubmission
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Config, Db
 from service.api.http.problems import MAX_ERRORS, summary
+from service.api.submission import SpecSubmission
 from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.spec_form import IN_THE_TEXT, spec_form
 from service.errors import FieldProblem, ScopeError, SpecError
