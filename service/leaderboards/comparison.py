@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Trial, TrialState
 from service.database.engine import among
 from service.errors import NotFoundError
-from service.leaderboards.cell_scores import EVERYONE, Counted, newest
 from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
+from service.leaderboards.counted_results import EVERYONE, Counted, newest
 from service.leaderboards.differing import differing_fields, named, spec_fields
 from service.leaderboards.leaderboard import changes_from, tried_datasets
 from service.leaderboards.matrix import in_order, under

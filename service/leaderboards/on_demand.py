@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Trial
 from service.leaderboards import cell_scores
 from service.leaderboards.boards import Position
-from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
-from service.leaderboards.corruption_baselines import BASELINE, without_error
+from service.leaderboards.corruption_baselines import BASELINE, BaselineProtocols, without_error
+from service.leaderboards.counted_results import Counted, newest
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Metric, measures, spread
 from service.leaderboards.source import BoardKey, Cell, Contender, Entry, Rivals, ends_of, front_of, hashable
@@ -41,7 +41,7 @@ class ChosenTrials:
         cells: dict[int, str] = {}
         trials: dict[str, set[str]] = {}
         counted = []
-        names = cell_scores.BaselineProtocols(session.connection(), enter=False)
+        names = BaselineProtocols(session.connection(), enter=False)
         of_baselines: set[str] = set()
         for trial_id, fingerprint, cell, protocol, baseline, *values in session.connection().execute(query).all():
             trials.setdefault(cell, set()).add(fingerprint)
@@ -55,7 +55,7 @@ class ChosenTrials:
                 found = replace(found, values=without_error(values, self._metrics))
             counted.append(found)
         boards: dict[str, dict[str, list[Counted]]] = {}
-        for result in cell_scores.newest(counted):
+        for result in newest(counted):
             if filters.protocol in (None, result.protocol):
                 boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
         self._protocols = sorted(boards)
