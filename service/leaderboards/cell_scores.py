@@ -3,21 +3,21 @@
 `counted_results` says which results count, and on which boards.
 """
 
-import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, TypedDict
+from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
-from service.database.engine import insert_rows, is_among, is_postgres, upsert
+from service.database.engine import is_among, is_postgres, upsert
 from service.leaderboards.corruption_baselines import BaselineProtocols
 from service.leaderboards.counted_results import CELL_TRIALS, EVERYONE, CellResults, MadeScore, ScoreColumns
-from service.leaderboards.metrics import Measure, Measures, Metric, from_stored
+from service.leaderboards.metrics import from_stored
+from service.leaderboards.score_ranks import RankChanges, turn_standing
 from service.specs.columns import told
 from ttsv.config.fields import FieldValues
 
@@ -35,10 +35,6 @@ _BOARD = select(ScoreBoard.id).where(
 )
 _ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
 _CHANGE = update(Score).where(Score.id == bindparam("score_id"))
-_TURN = update(ScoreRank).where(ScoreRank.score_id == bindparam("of_score")).values(standing=1 - ScoreRank.standing)
-_UNPLACE = delete(ScoreRank).where(
-    ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
-)
 
 
 @cache
@@ -65,16 +61,6 @@ class _ChangedScore(ScoreColumns):
     """A row of `_CHANGE`."""
 
     score_id: int
-
-
-def tie_of(cell: str) -> int:
-    """By what cells of equal means are ordered: 56 bits of the cell itself, the same in every database and query."""
-    return int.from_bytes(hashlib.blake2b(cell.encode(), digest_size=7).digest())
-
-
-def standing_of(metric: Metric, *, complete: bool) -> int:
-    """What puts complete cells first, in the direction in which the metric's values get worse."""
-    return int(complete == metric.more_is_better)
 
 
 def refresh_experiment(session: Session, experiment_id: int) -> None:
@@ -129,12 +115,12 @@ def recount(session: Session, experiment: Experiment) -> None:
     for score_id, dataset, cell, scope, seeds, before in session.execute(mine):
         if (now := counts.get((scope, dataset, cell), before)) != before:
             changed.append({"score_id": score_id, "trials": now})
-            turned += [{"of_score": score_id}] if (seeds == now) != (seeds == before) else []
+            turned += [score_id] if (seeds == now) != (seeds == before) else []
     connection = session.connection()
     if changed:
         connection.execute(_CHANGE, changed)
     if turned:
-        connection.execute(_TURN, turned)
+        turn_standing(connection, turned)
 
 
 def _lock(session: Session, cells: Sequence[tuple[str, str]]) -> None:
@@ -156,7 +142,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     wanted = {(name, *board): made for name, cell in found.items() for board, made in cell.scores()}
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
         connection.execute(delete(Score).where(Score.id.in_(gone)))
-    ranks = _Ranks()
+    ranks = RankChanges()
     changed: list[_ChangedScore] = []
     new: list[tuple[int, str, MadeScore]] = []
     boards: dict[tuple[int, str], int] = {}
@@ -242,69 +228,6 @@ def _board(connection: Connection, scope: int, dataset: str, protocol: str) -> i
     return board_id
 
 
-class _RankedMean(TypedDict):
-    """What ranks keep of a measure."""
-
-    mean: float
-    seeds: int
-    std: float | None
-
-
-class _NewRank(_RankedMean):
-    """A row of `_PLACE`."""
-
-    score_id: int
-    metric: str
-    board_id: int
-    standing: int
-    tie: int
-
-
-class _GoneRank(TypedDict):
-    """What `_UNPLACE` names."""
-
-    of_score: int
-    of_metric: str
-
-
-class _Ranks:
-    """What changes of the ordered index of means: only that is written."""
-
-    def __init__(self) -> None:
-        self._gone: list[_GoneRank] = []
-        self._new: list[_NewRank] = []
-
-    def change(
-        self, score_id: int, board_id: int, cell: str, made: MadeScore, old: Measures, *, turned: bool = False
-    ) -> None:
-        """One score's means; `turned`: it became complete, or is so no more."""
-        tie = tie_of(cell)
-        self._gone += [{"of_score": score_id, "of_metric": name} for name in old if name not in made.measures]
-        self._new += [
-            {
-                "score_id": score_id,
-                "metric": name,
-                "board_id": board_id,
-                "standing": standing_of(Metric(name), complete=made.complete),
-                "tie": tie,
-                **_ranked(one),
-            }
-            for name, one in made.measures.items()
-            if turned or name not in old or _ranked(old[name]) != _ranked(one)
-        ]
-
-    def write(self, connection: Connection) -> None:
-        """Into the database."""
-        if self._gone:
-            connection.execute(_UNPLACE, self._gone)
-        if self._new:
-            insert_rows(connection, ScoreRank, self._new, replace=True)
-
-
-def _ranked(one: Measure) -> _RankedMean:
-    return {"mean": one.mean, "seeds": one.seeds, "std": one.std}
-
-
 def _store(session: Session, scores: Sequence[tuple[int, int, str, MadeScore]]) -> None:
     flat = _flat_fields(session.connection(), [made for *_, made in scores])
     rows = [
@@ -312,7 +235,7 @@ def _store(session: Session, scores: Sequence[tuple[int, int, str, MadeScore]]) 
         for key, board_id, cell, made in scores
     ]
     session.execute(insert(Score), rows)
-    ranks = _Ranks()
+    ranks = RankChanges()
     for key, board_id, cell, made in scores:
         ranks.change(key, board_id, cell, made, {})
     ranks.write(session.connection())

@@ -27,10 +27,10 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, driver_rows, is_postgres
 from service.leaderboards.boards import Position
-from service.leaderboards.cell_scores import standing_of
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Measures, Metric, from_stored
+from service.leaderboards.score_ranks import standing_of
 from service.leaderboards.source import (
     BEST,
     WORST,

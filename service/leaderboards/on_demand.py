@@ -8,13 +8,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
-from service.leaderboards import cell_scores
 from service.leaderboards.boards import Position
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import BASELINE, BaselineProtocols, without_error
 from service.leaderboards.counted_results import Counted, newest
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Metric, measures, spread
+from service.leaderboards.score_ranks import standing_of, tie_of
 from service.leaderboards.source import BoardKey, Cell, Contender, Entry, Rivals, ends_of, front_of, hashable
 from service.specs.columns import value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
@@ -113,8 +113,8 @@ class ChosenTrials:
             for key, results in self._rows[board].items():
                 if known := self._values(results, metric):
                     cell = self._cells[abs(key)]
-                    standing = cell_scores.standing_of(metric, complete=len(results) == self._trials[cell])
-                    found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
+                    standing = standing_of(metric, complete=len(results) == self._trials[cell])
+                    found[key] = Position(standing, spread(known).mean, tie_of(cell))
             ordered = sorted(found, key=found.__getitem__, reverse=metric.more_is_better)
             self._positions[board, metric] = {key: found[key] for key in ordered}
         return self._positions[board, metric]

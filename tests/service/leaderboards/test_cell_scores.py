@@ -27,6 +27,7 @@ from service.database import (
 from service.database.engine import Database
 from service.leaderboards import cell_scores
 from service.leaderboards.metrics import Metric
+from service.leaderboards.score_ranks import tie_of
 from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
@@ -137,7 +138,7 @@ def stored(session: Session) -> dict[tuple[int, str, str], dict[str, list[Any]]]
             row.board_id,
             int((row.seeds == row.trials) == Metric(name).more_is_better),
             one[1],
-            cell_scores.tie_of(row.cell),
+            tie_of(row.cell),
             one[0],
             one[2],
         )
