@@ -17,7 +17,7 @@ from service.api.submission import Submission
 from service.database import Experiment
 from service.database.engine import Database
 from service.experiments import actions
-from service.experiments.submission import draft_clone, draft_extension, draft_reevaluation
+from service.experiments.drafts import draft_clone, draft_extension, draft_reevaluation
 from service.schemas.experiments import DeletionOut, ExperimentOut
 from service.schemas.requests import Change, Clone, Reevaluation, Retry
 from service.specs.spec import Additions

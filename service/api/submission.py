@@ -48,7 +48,7 @@ class Submission:
     def of(
         self, experiment_id: int, request: dict[str, JsonValue], make: Callable[..., Draft], **asked: Any
     ) -> dict[str, JsonValue]:
-        """Submits what a function `draft_...` of `service.experiments.submission` makes of an experiment.
+        """Submits what a function `draft_...` of `service.experiments.drafts` makes of an experiment.
 
         A request that was answered before gets its answer whatever became of the experiment since, which may not let
         itself be drafted from any more.

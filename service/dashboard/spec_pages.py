@@ -22,13 +22,12 @@ from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.spec_form import IN_THE_TEXT, spec_form
 from service.errors import FieldProblem, ScopeError, SpecError
 from service.experiments import store
-from service.experiments.submission import read_spec
 from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
 from service.paper.reference import preset_table
 from service.schemas.dry_runs import DryRunOut
 from service.specs.documents import DocumentError, write_yaml
 from service.specs.editing import Edit, edited, read_text
-from service.specs.spec import ExperimentSpec
+from service.specs.spec import ExperimentSpec, read_spec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
