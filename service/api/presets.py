@@ -10,7 +10,8 @@ from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.api.openapi_examples.experiments import CREATED, SPEC
 from service.api.submission import SpecSubmission
-from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.paper.presets import PAPER, Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.schemas.experiments import NewExperimentOut, PresetOut
 from service.specs.spec import ExperimentSpec
 

@@ -22,7 +22,8 @@ from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.spec_form import IN_THE_TEXT, spec_form
 from service.errors import FieldProblem, ScopeError, SpecError
 from service.experiments import store
-from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.paper.presets import PAPER, Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.paper.reference import preset_table
 from service.schemas.dry_runs import DryRunOut
 from service.specs.documents import DocumentError, write_yaml
