@@ -21,12 +21,11 @@ from service.leaderboards.corruption_baselines import BASELINE, with_baseline
 from service.leaderboards.counted_results import EVERYONE, Counted, newest
 from service.leaderboards.differing import differing_fields, named, spec_fields
 from service.leaderboards.leaderboard import tried_datasets
-from service.leaderboards.matrix import in_order
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.protocols import Record
 from service.leaderboards.side_measures import Part, numbers_of, side_measures, unequal
 from service.leaderboards.sides import CompareRow, Comparison, Key, Kind, Side, SideLayers, UsedProtocol
-from service.leaderboards.source import hashable
+from service.leaderboards.source import hashable, in_order
 from service.specs.columns import Columns, FieldColumn, columns_of, value_of
 from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import LayerFields
