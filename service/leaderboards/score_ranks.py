@@ -11,6 +11,8 @@ from service.database.engine import insert_rows
 from service.leaderboards.counted_results import MadeScore
 from service.leaderboards.metrics import Measure, Measures, Metric
 
+ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
+"""As the parts of a `Position`."""
 _TURN = update(ScoreRank).where(ScoreRank.score_id == bindparam("of_score")).values(standing=1 - ScoreRank.standing)
 _UNPLACE = delete(ScoreRank).where(
     ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
-from service.leaderboards import cell_scores, materialized, source
+from service.leaderboards import cell_scores, source, stored_rivals
 from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
@@ -648,7 +648,7 @@ class TestQuestions:
     def test_bold_is_of_the_board_and_not_of_a_page(
         self, rank: Rank, session: Session, few: int, every: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(materialized, "_FEW", few)
+        monkeypatch.setattr(stored_rivals, "_FEW", few)
         monkeypatch.setattr(source, "ALL", every)
         rng = random.Random(5)
         runs = []
