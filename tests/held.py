@@ -9,7 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_TRIALS, Trial
+from service.database import OPEN_TRIALS, Trial, TrialState
+from service.database.engine import Database
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, hold
 from ttsv.results import EpochMetrics
@@ -39,3 +40,10 @@ def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
     """The trials of a lease's experiment that are not final, in the order in which they are to begin."""
     query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
     return session.scalars(query.order_by(Trial.turn, Trial.number)).all()
+
+
+def waiting_trials(database: Database) -> list[Trial]:
+    """The trials that wait, of all experiments, in the order in which they begin."""
+    with database.read() as session:
+        waiting = select(Trial).where(Trial.state == TrialState.QUEUED)
+        return list(session.scalars(waiting.order_by(Trial.experiment_id, Trial.turn, Trial.number)))

@@ -13,9 +13,9 @@ from service.api.http.problems import RESPONSES, refusals
 from service.api.leaderboards import ShownMetrics, metrics_named
 from service.api.openapi_examples.comparisons import COMPARISON, COMPARISON_TEXT
 from service.errors import FieldProblem, QueryError
-from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.comparison import FEWEST, MOST, CompareQuestion, compare
 from service.leaderboards.comparison_sheets import comparison_records, comparison_sheets
+from service.leaderboards.counted_results import EVERYONE
 from service.leaderboards.metrics import HEADLINE
 from service.leaderboards.sides import Key, Kind
 from service.schemas.comparisons import CompareOut

@@ -7,17 +7,17 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Body, Depends, Header, Query, Response
 
 from service.access.security import Principal
-from service.api.experiments import Submission
 from service.api.http.authentication import Canceller, Submitter
 from service.api.http.dependencies import Db, ExperimentId
 from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES, refusals
 from service.api.http.responses import experiment_out, revision_matches, tag_of, written
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT
+from service.api.submission import Submission
 from service.database import Experiment
 from service.database.engine import Database
 from service.experiments import actions
-from service.experiments.submission import draft_clone, draft_extension, draft_reevaluation
+from service.experiments.drafts import draft_clone, draft_extension, draft_reevaluation
 from service.schemas.experiments import DeletionOut, ExperimentOut
 from service.schemas.requests import Change, Clone, Reevaluation, Retry
 from service.specs.spec import Additions

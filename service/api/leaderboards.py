@@ -24,8 +24,8 @@ from service.database.pagination import decoded, encoded
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
 from service.leaderboards.boards import Leaderboard, Position
-from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.conditions import condition
+from service.leaderboards.counted_results import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric

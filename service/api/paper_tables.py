@@ -14,7 +14,7 @@ from service.api.openapi_examples.leaderboards import TABLE, TABLE_TEXT
 from service.database.engine import Database
 from service.errors import FieldProblem, QueryError
 from service.experiments import store
-from service.leaderboards.cell_scores import EVERYONE
+from service.leaderboards.counted_results import EVERYONE
 from service.paper.presets import PAPER, Scale
 from service.paper.reference import paper_table
 from service.paper.reproduction import Reproduction, reproduce

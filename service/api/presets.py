@@ -4,12 +4,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from service.api.experiments import DRY_RUN, SpecSubmission
+from service.api.dry_run import DRY_RUN
 from service.api.http.authentication import Reader
 from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.api.openapi_examples.experiments import CREATED, SPEC
-from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.api.submission import SpecSubmission
+from service.paper.presets import PAPER, Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.schemas.experiments import NewExperimentOut, PresetOut
 from service.specs.spec import ExperimentSpec
 

@@ -17,7 +17,7 @@ from service.api.paper_tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
 from service.leaderboards.boards import Board, Position
-from service.leaderboards.cell_scores import EVERYONE
+from service.leaderboards.counted_results import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric, unit_of

@@ -14,21 +14,21 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse
 
 from service.access.security import Scope
-from service.api.experiments import SpecSubmission
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Config, Db
 from service.api.http.problems import MAX_ERRORS, summary
+from service.api.submission import SpecSubmission
 from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.spec_form import IN_THE_TEXT, spec_form
 from service.errors import FieldProblem, ScopeError, SpecError
 from service.experiments import store
-from service.experiments.submission import read_spec
-from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.paper.presets import PAPER, Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.paper.reference import preset_table
 from service.schemas.dry_runs import DryRunOut
 from service.specs.documents import DocumentError, write_yaml
 from service.specs.editing import Edit, edited, read_text
-from service.specs.spec import ExperimentSpec
+from service.specs.spec import ExperimentSpec, read_spec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -188,9 +188,10 @@ def driver_rows(
         return list(result.cursor.fetchall())
 
 
-def upsert(session: Session) -> Any:
+def upsert(connected: Session | Connection) -> Any:
     """The database's own INSERT, which knows what to do with a row that exists."""
-    return postgresql.insert if is_postgres(session) else sqlite.insert
+    dialect = (connected if isinstance(connected, Connection) else connected.get_bind()).dialect
+    return postgresql.insert if dialect.name == "postgresql" else sqlite.insert
 
 
 def insert_rows(

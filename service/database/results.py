@@ -120,7 +120,7 @@ class Score(Base):
 class ScoreRank(Base):
     """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others.
 
-    `standing` puts complete cells first (`service.leaderboards.cell_scores.standing_of`); `tie` is a number of the cell
+    `standing` puts complete cells first (`service.leaderboards.score_ranks.standing_of`); `tie` is a number of the cell
     (`tie_of` there), by which equal means are ordered. A matrix takes all rows of a board: `seeds` and `std` are read
     from the index, too.
     """

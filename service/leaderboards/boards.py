@@ -19,7 +19,7 @@ class Position(NamedTuple):
     """A row's place in the order of one metric, which walks all three in the direction in which values get worse.
 
     `standing` puts complete cells before the others (`standing_of`); equal means follow their cells
-    (`cell_scores.tie_of`).
+    (`score_ranks.tie_of`).
     """
 
     standing: int

@@ -5,10 +5,9 @@ values in all fields that any of these experiments varies. So nothing is average
 over protocols: a mean is of one, and a difference is of two means under the same.
 """
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
@@ -18,29 +17,17 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Trial, TrialState
 from service.database.engine import among
 from service.errors import NotFoundError
-from service.leaderboards.cell_scores import EVERYONE, Counted, newest
-from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
+from service.leaderboards.corruption_baselines import BASELINE, with_baseline
+from service.leaderboards.counted_results import EVERYONE, Counted, newest
 from service.leaderboards.differing import differing_fields, named, spec_fields
-from service.leaderboards.leaderboard import changes_from, tried_datasets
-from service.leaderboards.matrix import in_order, under
-from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
-from service.leaderboards.protocols import Record, differences
-from service.leaderboards.sides import (
-    CompareRow,
-    Comparison,
-    Key,
-    Kind,
-    Side,
-    SideLayers,
-    SideMeasure,
-    Unequal,
-    UsedProtocol,
-)
-from service.leaderboards.significance import chance, unbeaten
-from service.leaderboards.source import hashable
+from service.leaderboards.leaderboard import tried_datasets
+from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.protocols import Record
+from service.leaderboards.side_measures import Part, numbers_of, side_measures, unequal
+from service.leaderboards.sides import CompareRow, Comparison, Key, Kind, Side, SideLayers, UsedProtocol
+from service.leaderboards.source import hashable, in_order
 from service.specs.columns import Columns, FieldColumn, columns_of, value_of
 from ttsv.config.fields import FieldValue, TrialFields
-from ttsv.metrics.catalog import CERTIFIED_RADII
 from ttsv.results import LayerFields
 
 FEWEST, MOST = 2, 10
@@ -48,14 +35,6 @@ FEWEST, MOST = 2, 10
 MOST_DRAWN = 20
 """Trials of a side whose curves are laid over those of others."""
 _BATCH = 10_000
-_OF_IMAGES = {
-    "accuracy": "accuracy",
-    "top5_accuracy": "accuracy",
-    "robust_accuracy": "autoattack",
-    "pgd_accuracy": "pgd",
-    **dict.fromkeys(CERTIFIED_RADII, "certified"),
-}
-"""Metrics that count images, each judged by itself: where a protocol says of how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,37 +76,6 @@ class _Row(NamedTuple):
     values: tuple[float | None, ...]
 
 
-@dataclass
-class _Part:
-    """The trials of one side in one row: how many different ones, and their results."""
-
-    trials: int
-    results: list[Counted]
-    baselines: dict[int, str | None]
-
-    def numbers(self, metric: Metric, column: int) -> dict[str, list[float]]:
-        """By protocol (`under`) the values of a metric."""
-        found: dict[str, list[float]] = {}
-        for result in self.results:
-            if (value := result.values[column]) is not None:
-                baseline = [self.baselines[result.trial_id]] if metric is METRIC else []
-                found.setdefault(under(result.protocol, *baseline), []).append(float(value))
-        return found
-
-
-@dataclass
-class _Numbers:
-    """Of one row and metric, by side: the protocol that was chosen, and what is measured under it."""
-
-    protocols: list[str | None] = field(default_factory=list)
-    measures: list[Measure | None] = field(default_factory=list)
-
-    def reference(self, baseline: int) -> int | None:
-        """The side to which others are held: the baseline or, where it has no number, the first that has."""
-        order = [baseline, *range(len(self.protocols))]
-        return next((side for side in order if self.protocols[side] is not None), None)
-
-
 @dataclass(frozen=True)
 class _Matched:
     """The cells of all sides by what they share: `parts` of each place those of every side, best filled first."""
@@ -135,7 +83,7 @@ class _Matched:
     columns: Columns
     values: list[dict[str, list[FieldValue]]]
     axes: list[FieldColumn]
-    parts: dict[tuple[FieldValue, ...], list[_Part | None]]
+    parts: dict[tuple[FieldValue, ...], list[Part | None]]
 
 
 def compare(session: Session, question: CompareQuestion) -> Comparison:
@@ -146,7 +94,7 @@ def compare(session: Session, question: CompareQuestion) -> Comparison:
     _refuse_missing(question, experiments if kind is Kind.EXPERIMENTS else trials)
     found = _matched(session, question, trials)
     shown = dict(list(found.parts.items())[: question.limit])
-    rows = _numbers_of(question, found, shown)
+    rows = numbers_of(shown.values(), found.parts.values(), question.shown, question.baseline)
     used: dict[str, set[int]] = {}
     for numbers in rows:
         for one in numbers.values():
@@ -171,13 +119,13 @@ def compare(session: Session, question: CompareQuestion) -> Comparison:
         common=found.columns.common,
         metrics=[metric for metric in question.shown if any(metric in numbers for numbers in rows)],
         protocols=[UsedProtocol(name, records[name], sorted(mine)) for name, mine in used.items()],
-        unequal=_unequal(question, rows, records),
+        unequal=unequal(rows, question.baseline, records),
         rows=[
             CompareRow(
                 fields={axis.field: value for axis, value in zip(found.axes, place, strict=True)},
                 trials=[None if part is None else part.trials for part in parts],
                 metrics={
-                    metric.value: _measures(metric, one, parts, question.baseline, index, records)
+                    metric.value: side_measures(metric, one, parts, question.baseline, index, records)
                     for metric, one in numbers.items()
                 },
             )
@@ -204,7 +152,7 @@ def _matched(session: Session, question: CompareQuestion, trials: Mapping[Key, S
         for mine in cells
     ]
     axes = [one for one in columns.fields if any(len(side[one.field]) > 1 for side in told)]
-    parts: dict[tuple[FieldValue, ...], list[_Part | None]] = {}
+    parts: dict[tuple[FieldValue, ...], list[Part | None]] = {}
     for side, mine in enumerate(cells):
         for rows in mine.values():
             place = tuple(fields[rows[0].id][axis.field] for axis in axes)
@@ -213,42 +161,10 @@ def _matched(session: Session, question: CompareQuestion, trials: Mapping[Key, S
     return _Matched(columns, told, axes, {place: parts[place] for place in order})
 
 
-def _numbers_of(
-    question: CompareQuestion, found: _Matched, shown: Mapping[tuple[FieldValue, ...], Sequence[_Part | None]]
-) -> list[dict[Metric, _Numbers]]:
-    """Of every row shown, by metric, the numbers of its sides; without metrics that no side has."""
-    rows: list[dict[Metric, _Numbers]] = [{} for _ in shown]
-    for column, metric in enumerate(question.shown):
-        standing = _standing(found.parts.values(), metric, column)
-        for numbers, parts in zip(rows, shown.values(), strict=True):
-            one = _numbers(parts, metric, column, standing)
-            if one.reference(question.baseline) is not None:
-                numbers[metric] = one
-    return rows
-
-
-def _unequal(
-    question: CompareQuestion, rows: Iterable[Mapping[Metric, _Numbers]], records: Mapping[str, Record]
-) -> list[Unequal]:
-    """Where the numbers of a side are of another protocol than those that it is held to."""
-    found: dict[tuple[int, int, str, str], dict[str, None]] = {}
-    for numbers in rows:
-        for metric, one in numbers.items():
-            reference = one.reference(question.baseline)
-            theirs = None if reference is None else one.protocols[reference]
-            for side, mine in enumerate(one.protocols):
-                if reference is not None and theirs is not None and mine not in (None, theirs):
-                    found.setdefault((side, reference, mine or "", theirs), {})[metric.value] = None
-    return [
-        Unequal(side, other, list(metrics), differences(records[mine], records[theirs]))
-        for (side, other, mine, theirs), metrics in sorted(found.items())
-    ]
-
-
 def _left_out(
     question: CompareQuestion,
     side: int,
-    shown: Mapping[tuple[FieldValue, ...], Sequence[_Part | None]],
+    shown: Mapping[tuple[FieldValue, ...], Sequence[Part | None]],
     used: Mapping[str, set[int]],
     trials: Mapping[Key, Sequence[_Row]],
 ) -> int:
@@ -319,96 +235,11 @@ def _configs(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialField
     return found
 
 
-def _part(rows: Sequence[_Row], protocol: str | None) -> _Part:
+def _part(rows: Sequence[_Row], protocol: str | None) -> Part:
     """The newest result of every different trial and protocol, as leaderboards count them."""
     valid = [row for row in rows if row.valid and protocol in (None, row.protocol)]
     results = newest(Counted(row.id, row.fingerprint, None, row.protocol or "", row.values) for row in valid)
-    return _Part(len({row.fingerprint for row in rows}), results, {row.id: row.baseline for row in valid})
-
-
-def _standing(rows: Iterable[Sequence[_Part | None]], metric: Metric, column: int) -> dict[str, int]:
-    """Protocol -> its rank by how many sides have the metric under it, and how many results do."""
-    sides: defaultdict[str, set[int]] = defaultdict(set)
-    results: Counter[str] = Counter()
-    for row in rows:
-        for side, part in enumerate(row):
-            for protocol, values in part.numbers(metric, column).items() if part is not None else ():
-                sides[protocol].add(side)
-                results[protocol] += len(values)
-    return {
-        name: rank
-        for rank, name in enumerate(sorted(sides, key=lambda name: (-len(sides[name]), -results[name], name)))
-    }
-
-
-def _numbers(row: Sequence[_Part | None], metric: Metric, column: int, standing: Mapping[str, int]) -> _Numbers:
-    """Of each side what it has under the first of its protocols."""
-    found = _Numbers()
-    for part in row:
-        known = {} if part is None else part.numbers(metric, column)
-        chosen = min(known, key=standing.__getitem__, default=None)
-        found.protocols.append(chosen)
-        found.measures.append(None if chosen is None else spread(known[chosen]))
-    return found
-
-
-def _measures(
-    metric: Metric,
-    numbers: _Numbers,
-    row: Sequence[_Part | None],
-    baseline: int,
-    index: Mapping[str, int],
-    records: Mapping[str, Record],
-) -> list[SideMeasure | None]:
-    name = metric.value
-    common = Counter(protocol for protocol in numbers.protocols if protocol is not None).most_common(1)[0][0]
-    rivals = [
-        measure if protocol == common else None
-        for protocol, measure in zip(numbers.protocols, numbers.measures, strict=True)
-    ]
-    best = unbeaten(rivals, metric)
-    base = numbers.measures[baseline]
-    found: list[SideMeasure | None] = []
-    for side, (protocol, one, part) in enumerate(zip(numbers.protocols, numbers.measures, row, strict=True)):
-        if protocol is None or one is None or part is None:
-            found.append(None)
-            continue
-        change = None
-        if base is not None and side != baseline and protocol == numbers.protocols[baseline]:
-            change = changes_from({name: base}, {name: one}, [name])[name]
-        images = _images(metric, records[protocol])
-        found.append(
-            SideMeasure(
-                protocol=index[protocol],
-                seeds=one.seeds,
-                trials=part.trials,
-                mean=one.mean,
-                std=one.std,
-                min=one.least,
-                max=one.largest,
-                images=images,
-                binomial=_binomial(one, images),
-                difference=None if change is None else change.mean,
-                error=None if change is None else change.error,
-                chance=None if change is None or change.error is None or base is None else chance(one, base),
-                best=side in best,
-            )
-        )
-    return found
-
-
-def _images(metric: Metric, record: Record) -> int | None:
-    """Of how many images a metric is the share, where its protocol says so."""
-    images = record.get("images")
-    count = images.get(_OF_IMAGES.get(metric.value, "")) if isinstance(images, dict) else None
-    return count if type(count) is int and count > 0 else None
-
-
-def _binomial(one: Measure, images: int | None) -> float | None:
-    """The standard error of a single share by the number of its images; of none or all of them it says nothing."""
-    if images is None or one.seeds > 1 or not 0 < one.mean < 1:
-        return None
-    return math.sqrt(one.mean * (1 - one.mean) / images)
+    return Part(len({row.fingerprint for row in rows}), results, {row.id: row.baseline for row in valid})
 
 
 def _records(session: Session, used: Iterable[str]) -> dict[str, Record]:

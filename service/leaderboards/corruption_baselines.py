@@ -7,12 +7,14 @@ for the metric, or name the board's protocol, are shown it.
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, case
+from sqlalchemy import ColumnElement, Connection, case, select
 
 from service.database import Protocol, Result
+from service.database.engine import upsert
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Record
 from ttsv.config.fields import Json
+from ttsv.results import protocol_fingerprint
 
 METRIC = Metric.MCE
 _CORRUPTIONS, _BASELINE = METRIC.reading.protocol.split(".")
@@ -49,3 +51,22 @@ def _corruptions(record: Record) -> Mapping[str, Json]:
 def without_error(values: Sequence[float | None], metrics: Sequence[Metric]) -> Sequence[float | None]:
     """A result's values as they stand on the board of its protocol."""
     return [None if metric is METRIC else value for metric, value in zip(metrics, values, strict=True)]
+
+
+class BaselineProtocols:
+    """The protocols of boards for a protocol and a baseline of mean corruption errors; `enter` those that are new."""
+
+    def __init__(self, connection: Connection, *, enter: bool) -> None:
+        self._connection, self._enter = connection, enter
+        self._known: dict[tuple[str, str], str] = {}
+
+    def name(self, protocol: str, baseline: str) -> str:
+        """The protocol's fingerprint."""
+        if (protocol, baseline) not in self._known:
+            own = self._connection.scalar(select(Protocol.record).where(Protocol.fingerprint == protocol))
+            record = with_baseline(own or {}, baseline)
+            found = self._known[protocol, baseline] = protocol_fingerprint(record)
+            if self._enter:
+                new = upsert(self._connection)(Protocol).values(fingerprint=found, record=record)
+                self._connection.execute(new.on_conflict_do_nothing())
+        return self._known[protocol, baseline]

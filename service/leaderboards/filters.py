@@ -7,8 +7,8 @@ from sqlalchemy import ColumnElement, select
 
 from service.database import Experiment, Score, Tag, Trial
 from service.leaderboards.boards import Position
-from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.conditions import Condition
+from service.leaderboards.counted_results import EVERYONE
 from service.leaderboards.metrics import Metric
 
 

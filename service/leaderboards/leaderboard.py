@@ -3,28 +3,24 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Score, ScoreBoard, Trial
-from service.errors import FieldProblem, NotFoundError, QueryError
+from service.errors import NotFoundError
+from service.leaderboards.board_pages import BoardPage, page_of
 from service.leaderboards.boards import (
     Board,
     Change,
-    Group,
     Leaderboard,
     Missing,
     PaperReference,
     Pivot,
     PivotCell,
-    Position,
     Row,
     spreads,
 )
-from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import IN_RECORD, baseline_of, without_baseline
 from service.leaderboards.corruption_baselines import METRIC as ERROR
 from service.leaderboards.filters import Question
@@ -41,18 +37,8 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import (
-    BEST,
-    WORST,
-    BoardKey,
-    Cell,
-    Entry,
-    Rivals,
-    ScoreSource,
-    compared_whole,
-    hashable,
-)
-from service.specs.columns import FieldColumn, columns_of, short_name, value_of
+from service.leaderboards.source import BoardKey, Cell, Entry, Rivals, ScoreSource, in_order
+from service.specs.columns import FieldColumn, columns_of, short_name
 from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import protocol_fingerprint
 
@@ -62,29 +48,6 @@ References = Callable[[TrialFields, Record], list[PaperReference]]
 
 Place = tuple[FieldValue, FieldValue]
 """Of a matrix: the values of its two fields."""
-_FEW_ROWS = 300
-"""Rows that are read whole for one of their fields: of more all the board's values come sooner."""
-_GROUPS = 5 * BEST
-"""Groups, best first by the ranked metric, that a page is compared with: in another metric others may lead."""
-
-
-@dataclass(frozen=True)
-class _Page:
-    """Which rows of a board are shown, by their keys and best first; `first` stands in place `place`.
-
-    In another order than that of the metric `places` has their places. `others` are rows that lead or end the board
-    where it is made of groups, of which some are not shown.
-    """
-
-    board: BoardKey
-    order: list[tuple[int, Position]]
-    total: int
-    following: Position | None
-    place: int
-    first: int
-    groups: dict[int, Group]
-    places: dict[int, int] | None = None
-    others: Sequence[int] = ()
 
 
 def leaderboard(
@@ -98,7 +61,7 @@ def leaderboard(
     keys = boards_of(source, question)
     if question.baseline is not None and all(source.find(board, question.baseline) is None for board in keys):
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
-    pages = [_page(source, board, question) for board in keys]
+    pages = [page_of(source, board, question) for board in keys]
     entries = source.entries([key for page in pages for key, _ in page.order])
     seen = SeenTrials(session, question, {entry.cell for entry in entries.values() if entry.seeds < entry.trials})
     is_invalid = invalid_condition(session)
@@ -143,21 +106,9 @@ def boards_of(source: ScoreSource, question: Question) -> list[BoardKey]:
     return sorted(kept, key=lambda board: (-board.ranked, -board.cells, board.protocol))
 
 
-def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
-    metric, limit = question.metric, question.limit
-    if question.group_by:
-        return _grouped(source, board, question, question.group_by, question.sort)
-    if question.sort:
-        return _sorted(source, board, question, question.sort)
-    order = list(source.ranked(board, metric, limit + 1, question.after).items())
-    following = order[limit - 1][1] if len(order) > limit else None
-    better, upto = source.ahead(board, metric, order[0][1]) if question.after is not None and order else (0, 1)
-    return _Page(board, order[:limit], board.ranked, following, better + 1, upto, {})
-
-
 def _board(
     source: ScoreSource,
-    page: _Page,
+    page: BoardPage,
     first: BoardKey,
     question: Question,
     entries: Mapping[int, Entry],
@@ -221,7 +172,7 @@ def _board(
     )
 
 
-def _rivals(source: ScoreSource, page: _Page, question: Question) -> Rivals:
+def _rivals(source: ScoreSource, page: BoardPage, question: Question) -> Rivals:
     """The rows beside those of a page with which these are compared: none where all are shown."""
     judged = [metric for metric in question.shown if metric.has_best]
     if not page.order or not judged or len(page.order) == page.total:
@@ -256,78 +207,6 @@ def _best(
     return found
 
 
-def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str) -> _Page:
-    """The rows in the order of a field's values, those without one last; equal ones by the metric."""
-    metric = question.metric
-    order = source.order(board, metric)
-    wanted = _by_field(source, board, order, sort)
-    begin = 0 if question.after is None else wanted.index(_at(source, board, metric, order, question.after)) + 1
-    shown = wanted[begin : begin + question.limit]
-    positions = source.positions(board, metric, shown)
-    index = {key: index for index, key in enumerate(order)}
-    first: dict[tuple[int, float], int] = {}
-    for key, position in source.sharing(board, metric, {one.shared for one in positions.values()}).items():
-        first[position.shared] = min(index[key], first.get(position.shared, index[key]))
-    places = {key: first[positions[key].shared] + 1 for key in shown}
-    following = positions[shown[-1]] if begin + len(shown) < len(wanted) else None
-    return _Page(board, [(key, positions[key]) for key in shown], len(order), following, 1, 1, {}, places)
-
-
-def _by_field(source: ScoreSource, board: BoardKey, rows: Sequence[int], sort: str) -> list[int]:
-    """Rows, given best first, in the order of a field's values; those without one last."""
-    field = sort.removeprefix("-")
-    if len(rows) <= _FEW_ROWS and field not in COLUMNS:
-        values = {key: hashable(value_of(entry.config, field)) for key, entry in source.entries(rows).items()}
-    else:
-        values = dict(source.values(board, field))
-    alike = _alike(rows, values)
-    last = alike.pop(None, [])
-    return [*chain(*(alike[value] for value in sorted(alike, reverse=sort.startswith("-"))), last)]
-
-
-def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str, sort: str | None) -> _Page:
-    """The best cell of each group, best first or in the order of a field; places are those among the groups."""
-    metric = question.metric
-    order, values = source.order(board, metric), source.values(board, field)
-    alike = _alike(order, values)
-    heads = [rows[0] for rows in alike.values()]
-    wanted = heads if sort is None else _by_field(source, board, heads, sort)
-    begin = 0
-    if question.after is not None:
-        ended = values[_at(source, board, metric, order, question.after)]
-        begin = wanted.index(alike[ended][0]) + 1
-    shown = wanted[begin : begin + question.limit]
-    positions = source.positions(board, metric, shown)
-    index = {key: place for place, key in enumerate(heads, 1)}
-    first: dict[tuple[int, float], int] = {}
-    for key, position in source.sharing(board, metric, {one.shared for one in positions.values()}).items():
-        if key in index:
-            first[position.shared] = min(index[key], first.get(position.shared, index[key]))
-    places = {key: first[positions[key].shared] for key in shown}
-    following = positions[shown[-1]] if begin + len(shown) < len(wanted) else None
-    groups = {key: Group(field, values[key], len(alike[values[key]])) for key in shown}
-    page = [(key, positions[key]) for key in shown]
-    some = heads if compared_whole(len(heads)) else [*heads[:_GROUPS], *heads[_GROUPS:][-WORST:]]
-    return _Page(board, page, len(heads), following, 1, 1, groups, places, some)
-
-
-def _at(source: ScoreSource, board: BoardKey, metric: Metric, order: Sequence[int], after: Position) -> int:
-    """The row at a position, `order` being all, best first. Raises `QueryError` where it has another one by now."""
-    following = next(iter(source.ranked(board, metric, 1, after)), None)
-    index = (len(order) if following is None else order.index(following)) - 1
-    if index >= 0 and source.positions(board, metric, [order[index]])[order[index]] == after:
-        return order[index]
-    raise QueryError([FieldProblem("cursor", "the row that it follows has changed since; begin with the first page")])
-
-
-def _alike(order: Sequence[int], values: Mapping[int, FieldValue]) -> dict[Any, list[int]]:
-    """By value, that of the best row first: the rows that have it, best first."""
-    found: dict[Any, list[int]] = {}
-    for key in order:
-        found.setdefault(values[key], []).append(key)
-    return found
-
-
 def _pivot(
     source: ScoreSource,
     board: BoardKey,
@@ -342,7 +221,7 @@ def _pivot(
     """
     measured = source.places(board, fields, metric)
     found = {place: _pooled(measured.get(place, ()), unmeasured.get(place, {})) for place in {**measured, **unmeasured}}
-    down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
+    down, across = (sorted({place[axis] for place in found}, key=in_order) for axis in (0, 1))
     cells = [[found.get((row, column)) for column in across] for row in down]
     names = [FieldColumn(name, short_name(name)) for name in fields]
     return Pivot(names[0], names[1], down, across, cells)
@@ -371,11 +250,6 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
         "cells": len(rows),
         "missing": dict(missing),
     }
-
-
-def _in_order(value: FieldValue) -> tuple[bool, bool, Any]:
-    """None first, then numbers, then texts."""
-    return value is not None, isinstance(value, str), value
 
 
 def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measures | None:

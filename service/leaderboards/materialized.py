@@ -1,60 +1,29 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from functools import cache
 from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    CompoundSelect,
-    Integer,
-    Text,
-    bindparam,
-    cast,
-    func,
-    literal_column,
-    select,
-    tuple_,
-    union_all,
-)
+from sqlalchemy import JSON, ColumnElement, Text, cast, func, literal_column, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, driver_rows, is_postgres
 from service.leaderboards.boards import Position
-from service.leaderboards.cell_scores import standing_of
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Measure, Measures, Metric, from_stored
-from service.leaderboards.source import (
-    BEST,
-    WORST,
-    BoardKey,
-    Cell,
-    Entry,
-    Rivals,
-    compared_whole,
-    ends_of,
-    front_of,
-    hashable,
-)
+from service.leaderboards.metrics import Measures, Metric, from_stored
+from service.leaderboards.score_ranks import ORDER
+from service.leaderboards.source import BoardKey, Cell, Entry, Rivals, front_of, hashable
+from service.leaderboards.stored_rivals import StoredRivals
 from service.specs.columns import default_of
 from ttsv.config.fields import FieldValue
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
 """Metrics that not every result has."""
-_ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
-"""As the parts of a `Position`."""
-_FEW = 1000
-"""Rows all of whose means are read at once; of more, an index is walked from its ends."""
-_ALL_ROWS = 2**31 - 1
-_PLACES = select(ScoreRank.score_id, *_ORDER)
-_MEASURED = (ScoreRank.metric, ScoreRank.seeds, ScoreRank.mean, ScoreRank.std, ScoreRank.score_id)
+_PLACES = select(ScoreRank.score_id, *ORDER)
 
 
 class StoredScores:
@@ -193,72 +162,9 @@ class StoredScores:
 
     def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
         """Of the rows that have the ranked metric those that a page is compared with, in each of several metrics."""
-        for complete in (True, False):
-            if any((found := self._ends(board, ranked, metrics, complete=complete)).values()):
-                return Rivals(complete, found)
-        return Rivals(complete=False, measured={})
-
-    def _ends(
-        self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], *, complete: bool
-    ) -> dict[str, list[Measure]]:
-        """By metric the complete rows, or the others; of many the first and the last. In one statement, mostly."""
-        if compared_whole(board.cells) or (board.cells <= _FEW and (self._others or self._conditions)):
-            rows = self._few(board, ranked, metrics, complete=complete)
-        else:
-            # Of so many rows in order about as many are meant as are wanted; where they are not, all are read.
-            times = 2 * self._on_board[board.id] / board.cells if self._others else 1.0
-            rows = self._walked(board, ranked, metrics, times, complete=complete)
-            if self._others:
-                held = Counter(row[0] for row in rows)
-                short = [metric for metric in metrics if held[metric.value] < min(BEST, board.ranked) // 2]
-                rows = [row for row in rows if row[0] not in set(short)]
-                rows += self._walked(board, ranked, short, None, complete=complete) if short else []
-        read: dict[str, list[tuple[Any, ...]]] = {}
-        for row in rows:
-            read.setdefault(row[0], []).append(row)
-        found: dict[str, list[Measure]] = {}
-        for metric in metrics:
-            mine = read.get(metric.value, [])
-            mine.sort(key=lambda row: row[2], reverse=metric.more_is_better)
-            ends = ends_of(mine, board.cells)
-            # (Of a rival its range decides nothing.)
-            found[metric.value] = [Measure(seeds, mean, std, mean, mean) for _, seeds, mean, std, _ in ends]
-        return found
-
-    def _few(
-        self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], *, complete: bool
-    ) -> list[tuple[Any, ...]]:
-        names = [metric.value for metric in metrics]
-        query = select(*_MEASURED, ScoreRank.standing).join(Score, Score.id == ScoreRank.score_id)
-        query = query.where(Score.board_id == board.id, *self._conditions, ScoreRank.metric.in_(names))
-        if board.ranked != board.cells:
-            query = query.where(_has(ranked.value))
-        if self._others:
-            query = query.where(among(self._session, ScoreRank.score_id, list(self._of_others(board.id))))
-        standing = {metric.value: standing_of(metric, complete=complete) for metric in metrics}
-        return [row[:-1] for row in driver_rows(self._session, query) if row[-1] == standing[row[0]]]
-
-    def _walked(
-        self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], times: float | None, *, complete: bool
-    ) -> list[tuple[Any, ...]]:
-        """From the ends of each metric's order: so many `times` what is wanted, or all; those that are meant."""
-        ordered = sorted(metrics, key=lambda metric: metric.more_is_better)
-        more = sum(metric.more_is_better for metric in metrics)
-        query = (_ends_of if self._conditions else _kept_ends)(
-            len(metrics) - more,
-            more,
-            has_ranked=board.ranked != board.cells,
-            where=tuple(self._conditions),
-        )
-        counts = [_ALL_ROWS if times is None else math.ceil(count * times) for count in (BEST, WORST)]
-        values = {"board": board.id, "ranked": ranked.value, "best": counts[0], "worst": counts[1]}
-        values |= {f"standing{int(up)}": int(complete == up) for up in (False, True)}
-        values |= {f"metric{index}": metric.value for index, metric in enumerate(ordered)}
-        rows = driver_rows(self._session, query, values)
-        if self._others:
-            meant = self._of_others(board.id)
-            rows = [row for row in rows if row[-1] in meant]
-        return rows if times is not None else list(dict.fromkeys(rows))
+        meant = self._of_others(board.id) if self._others else None
+        found = StoredRivals(self._session, board, ranked, self._conditions, meant, self._on_board[board.id])
+        return found.of(metrics)
 
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
@@ -358,35 +264,8 @@ class StoredScores:
         return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
 
 
-def _has(metric: Any) -> ColumnElement[bool]:
-    """That a row has another metric."""
-    other = aliased(ScoreRank)
-    return select(other.score_id).where(other.score_id == ScoreRank.score_id, other.metric == metric).exists()
-
-
-def _ends_of(less: int, more: int, *, has_ranked: bool, where: tuple[ColumnElement[bool], ...]) -> CompoundSelect[Any]:
-    """The first rows and the last of so many metrics, of which more or less is better; whose, `_walked` says."""
-    narrowed = [_has(bindparam("ranked"))] if has_ranked else []
-    if where:
-        narrowed.append(select(Score.id).where(Score.id == ScoreRank.score_id, *where).exists())
-    parts = []
-    for index in range(less + more):
-        of_metric = ScoreRank.board_id == bindparam("board"), ScoreRank.metric == bindparam(f"metric{index}")
-        standing = ScoreRank.standing == bindparam(f"standing{int(index >= less)}")
-        query = select(*_MEASURED).where(*of_metric, standing, *narrowed)
-        for count, descending in (("best", index >= less), ("worst", index < less)):
-            order = [column.desc() if descending else column.asc() for column in _ORDER]
-            end = query.order_by(*order).limit(bindparam(count, type_=Integer))
-            parts.append(select(*end.subquery().c))
-    return union_all(*parts)
-
-
-_kept_ends = cache(_ends_of)
-"""Made once: to make one takes longer than to answer it."""
-
-
 def _best_first(metric: Metric) -> list[ColumnElement[Any]]:
-    return [_by_value(column, metric) for column in _ORDER]
+    return [_by_value(column, metric) for column in ORDER]
 
 
 def _by_value(column: ColumnElement[Any] | InstrumentedAttribute[Any], metric: Metric) -> ColumnElement[Any]:
@@ -405,5 +284,5 @@ def _unbeaten(query: Any, first: Metric, second: Metric, mean: ColumnElement[flo
 
 def _beyond(metric: Metric, position: Sequence[float], *, ahead: bool = False) -> ColumnElement[bool]:
     """That a row stands behind a position, or before it; of a position also the first parts alone."""
-    order = tuple_(*_ORDER[: len(position)])
+    order = tuple_(*ORDER[: len(position)])
     return order > position if metric.more_is_better == ahead else order < position

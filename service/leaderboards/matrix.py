@@ -19,7 +19,7 @@ from service.errors import FieldProblem, QueryError
 from service.leaderboards.conditions import Condition
 from service.leaderboards.corruption_baselines import BASELINE, METRIC
 from service.leaderboards.metrics import Metric, spread
-from service.leaderboards.source import hashable
+from service.leaderboards.source import hashable, in_order
 from service.specs.columns import FieldColumn, columns_of, short_name, value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
@@ -210,13 +210,6 @@ def patch(session: Session, question: MatrixQuestion) -> Patch:
     for cell in cells:
         _add(places, cell, order, question.seeds)
     return Patch(list(order), places)
-
-
-def in_order(value: FieldValue) -> tuple[bool, int, Any]:
-    """None first, then truth values and numbers, texts, lists."""
-    if isinstance(value, tuple):
-        return True, 2, [in_order(one) for one in value]
-    return value is not None, 1 if isinstance(value, str) else 0, value
 
 
 def _configs(session: Session, question: MatrixQuestion) -> dict[str, TrialFields]:

@@ -8,13 +8,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
-from service.leaderboards import cell_scores
 from service.leaderboards.boards import Position
-from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
-from service.leaderboards.corruption_baselines import BASELINE, without_error
+from service.leaderboards.corruption_baselines import BASELINE, BaselineProtocols, without_error
+from service.leaderboards.counted_results import Counted, newest
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Metric, measures, spread
+from service.leaderboards.score_ranks import standing_of, tie_of
 from service.leaderboards.source import BoardKey, Cell, Contender, Entry, Rivals, ends_of, front_of, hashable
 from service.specs.columns import value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
@@ -41,7 +41,7 @@ class ChosenTrials:
         cells: dict[int, str] = {}
         trials: dict[str, set[str]] = {}
         counted = []
-        names = cell_scores.BaselineProtocols(session.connection(), enter=False)
+        names = BaselineProtocols(session.connection(), enter=False)
         of_baselines: set[str] = set()
         for trial_id, fingerprint, cell, protocol, baseline, *values in session.connection().execute(query).all():
             trials.setdefault(cell, set()).add(fingerprint)
@@ -55,7 +55,7 @@ class ChosenTrials:
                 found = replace(found, values=without_error(values, self._metrics))
             counted.append(found)
         boards: dict[str, dict[str, list[Counted]]] = {}
-        for result in cell_scores.newest(counted):
+        for result in newest(counted):
             if filters.protocol in (None, result.protocol):
                 boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
         self._protocols = sorted(boards)
@@ -113,8 +113,8 @@ class ChosenTrials:
             for key, results in self._rows[board].items():
                 if known := self._values(results, metric):
                     cell = self._cells[abs(key)]
-                    standing = cell_scores.standing_of(metric, complete=len(results) == self._trials[cell])
-                    found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
+                    standing = standing_of(metric, complete=len(results) == self._trials[cell])
+                    found[key] = Position(standing, spread(known).mean, tie_of(cell))
             ordered = sorted(found, key=found.__getitem__, reverse=metric.more_is_better)
             self._positions[board, metric] = {key: found[key] for key in ordered}
         return self._positions[board, metric]

@@ -4,7 +4,7 @@ that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from service.leaderboards.boards import Position
 from service.leaderboards.metrics import Measure, Measures, Metric
@@ -126,3 +126,10 @@ def front_of(rows: Sequence[Contender], metrics: Sequence[Metric]) -> list[int]:
 def hashable(value: FieldValue) -> FieldValue:
     """A field's value, a tuple for a list."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def in_order(value: FieldValue) -> tuple[bool, int, Any]:
+    """None first, then truth values and numbers, texts, lists."""
+    if isinstance(value, tuple):
+        return True, 2, [in_order(one) for one in value]
+    return value is not None, 1 if isinstance(value, str) else 0, value

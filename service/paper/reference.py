@@ -14,8 +14,9 @@ from service.errors import NotFoundError
 from service.leaderboards.boards import PaperReference, Printed
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Record, differences
-from service.paper.presets import PAPER, Preset, PresetGrid, preset_spec, smaller
-from service.paper.presets import Protocol as PresetProtocol
+from service.paper.presets import PAPER, Preset, preset_spec, smaller
+from service.paper.recipes import PresetGrid
+from service.paper.recipes import Protocol as PresetProtocol
 from service.specs.columns import value_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec

@@ -9,9 +9,8 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
-from service.leaderboards import cell_scores
 from service.leaderboards.boards import Printed, Spread, spreads
-from service.leaderboards.cell_scores import Counted
+from service.leaderboards.counted_results import EVERYONE, METRIC_COLUMNS, Counted, newest
 from service.leaderboards.filters import Filters
 from service.leaderboards.metrics import Measures, Metric, measures
 from service.leaderboards.protocols import differences, measured_otherwise
@@ -75,7 +74,7 @@ def reproduce(
     experiment_id: int | None = None,
     smoke: bool = False,
     protocol: str | None = None,
-    scope: int = cell_scores.EVERYONE,
+    scope: int = EVERYONE,
 ) -> Reproduction:
     """The table from all results (`experiment_id`: of one experiment) under `protocol`, by default the one that fills
     most of a data set's rows.
@@ -191,7 +190,7 @@ def _results(
     """Cell -> the results that count under its data set's protocol."""
     by_cell: dict[str, list[Counted]] = {}
     query = (
-        select(Trial.cell, Trial.id, Trial.fingerprint, Result.protocol, *cell_scores.METRIC_COLUMNS)
+        select(Trial.cell, Trial.id, Trial.fingerprint, Result.protocol, *METRIC_COLUMNS)
         .join(Result, Result.trial_id == Trial.id)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .where(
@@ -203,7 +202,7 @@ def _results(
     )
     for cell, trial_id, fingerprint, protocol, *values in session.execute(query) if cells else ():
         by_cell.setdefault(cell, []).append(Counted(trial_id, fingerprint, None, protocol, values))
-    return {cell: cell_scores.newest(results) for cell, results in by_cell.items()}
+    return {cell: newest(results) for cell, results in by_cell.items()}
 
 
 def _row(

@@ -34,6 +34,14 @@ class PlannedCell:
 
 
 @dataclass(frozen=True)
+class CellCount:
+    """So many trials that train the same but for their seeds; `config` has seed 0, or that of one of them."""
+
+    config: TrialConfig
+    trials: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The trials of a spec, each once; `points` counts duplicates too, and of a search what it may try.
 
@@ -49,13 +57,10 @@ class Plan:
     idle: tuple[str, ...] = ()
     unreached: tuple[int, ...] = ()
 
-
-@dataclass(frozen=True)
-class CellCount:
-    """So many trials that train the same but for their seeds; `config` has seed 0, or that of one of them."""
-
-    config: TrialConfig
-    trials: int
+    @property
+    def cells(self) -> list[CellCount]:
+        """What stands for all trials, as in a `GridCount`: here each of them by itself."""
+        return [CellCount(planned.config, 1) for planned in self.trials]
 
 
 @dataclass(frozen=True)

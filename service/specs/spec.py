@@ -1,12 +1,25 @@
 """What is posted: an experiment as a document (JSON or YAML), and what one is extended by."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
+from service.errors import SpecError
 from service.specs.json_schema import base_schema, grid_schema
 from service.specs.patterns import NAME, NO_NUL, PRINTABLE, TAG
 from service.specs.search import Metric, Search
+from service.specs.validation_errors import wrong_fields
 from service.specs.versions import NEWEST, checked_version, upgrade
 
 LONGEST_NAME = 200
@@ -183,3 +196,12 @@ class Additions(Part):
     variants: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More variants.")
     trials: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More trials beside the grid's.")
     repeat: int | None = Field(None, ge=1, le=_MOST, description="So many seeds of each trial, instead of fewer.")
+
+
+def read_spec(document: Mapping[str, object]) -> ExperimentSpec:
+    """The spec that a document is: a stored one, one made of it, or one from outside. Raises `SpecError`."""
+    try:
+        return ExperimentSpec.model_validate(document)
+    except ValidationError as error:
+        found: list[ErrorDetails] = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        raise SpecError(wrong_fields(found, document)) from error

@@ -26,9 +26,10 @@ from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
 from service.experiments import actions, epoch_points, events, store, webhooks
+from service.experiments.drafts import draft_reevaluation
 from service.experiments.events import EventKind
 from service.experiments.listing import ExperimentFilter, TrialFilter, list_experiments, list_trials
-from service.experiments.submission import Draft, draft_reevaluation, submit
+from service.experiments.submission import Draft, submit
 from service.leaderboards.filters import Question
 from service.leaderboards.leaderboard import leaderboard
 from service.migrate import migrate, newest

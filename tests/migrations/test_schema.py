@@ -30,7 +30,8 @@ from service.database import (
     engine,
 )
 from service.database.engine import Database
-from service.leaderboards import cell_scores, field_index
+from service.leaderboards import field_index
+from service.leaderboards.score_ranks import tie_of
 from service.migrate import alembic_config, lacking_metrics, migrate, newest
 from service.queue import driver_reads, leases
 from service.queue.contenders import Specs, contenders
@@ -321,7 +322,7 @@ class TestFifth:
         with Session(empty.engine) as session:
             (score,) = session.scalars(select(Score))
             ranks = {rank.metric: (rank.score_id, rank.mean, rank.tie) for rank in session.scalars(select(ScoreRank))}
-            assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, cell_scores.tie_of("c")))
+            assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, tie_of("c")))
             assert session.get_one(Experiment, 7).progressed_at is None
 
 

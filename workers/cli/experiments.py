@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.errors import UserError
-from service.paper.presets import Protocol, Scale, preset_spec, presets
+from service.paper.presets import Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.specs.documents import read_json, yaml_as_json
 from service.specs.states import ExperimentState, TrialState
 from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table

@@ -12,10 +12,11 @@ from service.database import now
 from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
 from service.queue import leases, nodes
+from service.queue.capacity import Place, Standing
 from service.queue.cluster import Node
 from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.nodes import AtWork
-from service.queue.places import Decision, Place, Places, Standing
+from service.queue.places import Decision, Places
 from service.queue.shares import NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
 from service.settings import Settings

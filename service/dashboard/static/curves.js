@@ -1,15 +1,14 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
 import { AROUND, Charts, axis, clear, fitted } from "/static/charts.js";
 import { short, ticks } from "/static/numbers.js";
-import { onPaper, read } from "/static/paper.js";
+import { read } from "/static/paper.js";
 import { element } from "/static/request.js";
-import { csv, fileName, save } from "/static/save.js";
+import { csv, save } from "/static/save.js";
 import { colour, isDark, palette, viridis } from "/static/theme.js";
 
 const MOST_SAID = 12;
 const POINTS = 300;
 const FILED = 2000; // epochs of a trial in a file: as many as the API gives at once
-const AGAIN = 5000;
 const IN_TABLE = 10; // epochs in a line of the table behind a chart
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const PERCENT = new Set(["train_accuracy", "val_accuracy"]);
@@ -25,7 +24,7 @@ const TITLES = {
 };
 
 /** What the epochs of these curves were measured on. */
-function measuredOn(curves) {
+export function measuredOn(curves) {
   const images = new Set(curves.map((curve) => curve.validated_on));
   if (images.size > 1) return "validation or test";
   return images.has("test") ? "test" : "validation";
@@ -505,159 +504,9 @@ export class CurveView extends Charts {
 }
 
 /** Reads curves, or says why there are none to be had now. */
-async function readCurves(query, points = POINTS) {
+export async function readCurves(query, points = POINTS) {
   const { status, answer } = await read(`/v1/curves?points=${points}&${query}`);
   if (status === 0) throw new Error("The service does not answer. Does it run?");
   if (status !== 200) throw new Error(answer?.detail ?? "The service refused.");
   return answer;
 }
-
-/** The view with its form: which trials, which metrics, how they are drawn. */
-function setUp(panel) {
-  const form = panel.querySelector(".curves-form");
-  const figure = panel.querySelector(".curves-figure");
-  const problem = panel.querySelector(".curves-problem");
-  const view = new CurveView(figure, { sides: form.dataset.sides ? JSON.parse(form.dataset.sides) : null });
-  const { trials: named, bands, log, smoothing } = form.elements;
-  const said = () => ({ bands: bands.checked, log: log.checked, smoothing: Number(smoothing.value) });
-  Object.assign(view.options, said());
-  const ofPage = named.defaultValue;
-  let asked = null;
-  let failed = false; // what was asked last, which is worth another try
-  let wanted = 0;
-
-  function query() {
-    const values = new FormData(form);
-    const found = new URLSearchParams({ metrics: values.getAll("metric").join(",") || "val_accuracy" });
-    const text = form.dataset.experiment === undefined ? ofPage : named.value;
-    const trials = text.split(/[\s,]+/).filter(Boolean).join(",");
-    if (/[^0-9,]/.test(trials)) {
-      if (form.dataset.experiment === undefined) return null; // the page says so
-      throw new Error("trials: write their ids with commas between, such as 7, 8");
-    }
-    if (trials) found.set("trials", trials);
-    else if (form.dataset.experiment) {
-      found.set("experiment", form.dataset.experiment);
-      found.set("best", values.get("best") ?? "5");
-    } else return null;
-    return found;
-  }
-
-  async function load({ force = false } = {}) {
-    let next = null;
-    try {
-      next = query();
-    } catch (error) {
-      problem.hidden = false;
-      problem.textContent = error.message;
-    }
-    figure.hidden = next === null;
-    if (next === null || (!force && !failed && String(next) === asked)) return;
-    asked = String(next);
-    wanted += 1;
-    const mine = wanted;
-    panel.setAttribute("aria-busy", "true");
-    try {
-      const data = await readCurves(next);
-      if (mine !== wanted) return;
-      failed = false;
-      const epochs = data.curves.some((curve) => curve.epoch.length > 0);
-      problem.hidden = epochs;
-      problem.textContent = "None of these trials has done an epoch yet.";
-      figure.hidden = !epochs;
-      if (epochs) view.show(data);
-    } catch (error) {
-      if (mine !== wanted) return;
-      failed = true;
-      problem.hidden = false;
-      problem.textContent = error.message;
-      if (!force) figure.hidden = true; // those of others are none of these
-    } finally {
-      if (mine === wanted) panel.removeAttribute("aria-busy");
-    }
-  }
-
-  form.addEventListener("submit", (event) => {
-    // A page of chosen trials lists them, too, and has them in its address: of others there is another page.
-    if (form.dataset.experiment === undefined && named.value !== ofPage) return;
-    event.preventDefault();
-    load();
-  });
-  form.addEventListener("change", (event) => {
-    const { name, value, checked } = event.target;
-    if (name === "smoothing") view.set("smoothing", Number(value));
-    else if (name === "log") view.set("log", checked);
-    else if (name === "bands") view.set("bands", checked);
-    else if (name !== "trials" || form.dataset.experiment !== undefined) load();
-  });
-  form.addEventListener("input", ({ target }) => {
-    if (target.name === "smoothing") view.set("smoothing", Number(target.value));
-  });
-  panel.addEventListener("click", (event) => {
-    const kind = event.target.closest("button[data-save]")?.dataset.save;
-    if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
-    if (!kind || view.data === null) return;
-    const name = fileName("curves", form.dataset.experiment ? `experiment-${form.dataset.experiment}` : "trials");
-    view.save(kind, name, asked);
-  });
-  const here = () => !panel.classList.contains("panel") || panel.classList.contains("current");
-  panel.addEventListener("shown", () => load());
-  onPaper((on) => on && load());
-  document.addEventListener("curves-of", ({ detail }) => {
-    form.elements.trials.value = detail.join(",");
-    load();
-  });
-  let timer = null;
-  document.addEventListener("progressed", () => {
-    if (!here() || view.data === null || !view.data.curves.some(({ state }) => state === "running" || state === "queued")) return;
-    timer ??= setTimeout(() => {
-      timer = null;
-      load({ force: true });
-    }, AGAIN);
-  });
-  // Of a page that was left a browser keeps what was chosen, and puts it back into the form after scripts have read it.
-  addEventListener("pageshow", () => {
-    const changed = Object.entries(said()).some(([option, value]) => view.options[option] !== value);
-    Object.assign(view.options, said());
-    if (changed) view.draw();
-    if (here()) load();
-  });
-  if (here()) load();
-}
-
-/** The curves of one trial: what belongs together in one chart. */
-function ofTrial(figure) {
-  const both = { train_accuracy: "training", val_accuracy: "validation", train_loss: "training", val_loss: "validation" };
-  const charts = [
-    { title: "accuracy (%)", metrics: ["train_accuracy", "val_accuracy"], labels: both },
-    { title: "loss (nats)", metrics: ["train_loss", "val_loss"], labels: both },
-    { title: "orthogonal loss", metrics: ["ort_loss"], log: true },
-    { title: "learning rate", metrics: ["lr"] },
-  ];
-  const view = new CurveView(figure, { charts });
-  const query = new URLSearchParams({
-    trials: figure.dataset.trial,
-    metrics: charts.flatMap((chart) => chart.metrics).join(","),
-  });
-  const load = async () => {
-    const data = await readCurves(query).catch(() => null);
-    const drawn = data !== null && data.curves[0].epoch.length > 0;
-    figure.hidden = !drawn;
-    document.getElementById("curves").hidden = drawn;
-    if (!drawn) return;
-    both.val_accuracy = both.val_loss = measuredOn(data.curves);
-    view.show(data);
-  };
-  figure.addEventListener("click", (event) => {
-    const kind = event.target.closest("button[data-save]")?.dataset.save;
-    if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
-    if (!kind || view.data === null) return;
-    const name = fileName("trial", figure.dataset.trial);
-    view.save(kind, name, query);
-  });
-  document.addEventListener("progressed", load);
-  load();
-}
-
-for (const panel of document.querySelectorAll(".curves-panel")) setUp(panel);
-for (const figure of document.querySelectorAll(".trial-curves")) ofTrial(figure);

@@ -12,14 +12,13 @@ from fastapi.testclient import TestClient
 
 from service.database.engine import Database
 from service.experiments.estimate import Estimator
-from service.queue import leases, nodes
+from service.queue import nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.leases import Lease
 from service.schemas.dry_runs import SHOWN
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
-from ttsv.data.catalog import DATASETS, FETCHED, training_images
-from ttsv.data.sources import source_of
+from ttsv.data.catalog import training_images
 
 SPEC: dict[str, Any] = {
     "name": "dry",
@@ -45,32 +44,6 @@ def test_published_training_images() -> None:
     ]
     assert training_images("cifar100") == 45_000
     assert training_images("npz:mine") is None
-
-
-def test_bf16_is_warned_of_where_no_worker_has_instructions_for_it(api: TestClient, database: Database) -> None:
-    """Of workers that are there and say what their processors have; not where a trial gets a GPU."""
-    training = {"epochs": 1, "precision": "bf16"}
-    spec = {**SPEC, "base": {**SPEC["base"], "training": training}}
-
-    def said(spec: dict[str, Any]) -> list[str]:
-        found: list[str] = api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"]
-        stored = api.post("/v1/experiments", json=spec).json()["warnings"]
-        assert stored == found
-        return found
-
-    def greet(name: str, has: bool | None) -> None:
-        database.write(lambda session: leases.greet(session, name, 2, 0, has))
-
-    assert said(spec) == [], "nobody is there"
-    greet("old", None)
-    assert said(spec) == [], "one that does not say"
-    greet("old", False)
-    (warning,) = said(spec)
-    assert warning.startswith("training.precision: 4 trials in bf16 will be refused by every worker that is there")
-    assert said(SPEC) == []
-    assert said({**spec, "resources": {"cpus": 1, "gpus": 1}}) == []
-    greet("new", True)
-    assert said(spec) == []
 
 
 def test_nothing_is_stored(api: TestClient) -> None:
@@ -191,61 +164,6 @@ class TestSummary:
         assert sqlite_api.get("/v1/experiments").json()["items"] == []
         found = sqlite_api.post("/v1/presets/senderovich2022/table2?dry_run=true&summary=true").json()
         assert (found["trials"], found["trial_count"] > 5) == ([], True)
-
-
-def test_absent_published_corruptions_are_warned_of(api: TestClient) -> None:
-    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
-    (folder / "cifar-10-batches-py").mkdir(parents=True)
-    base = {"dataset": "cifar10", "model": "small-cnn", "evaluation": {"corruptions": "published"}}
-    spec = {"name": "corrupted", "base": base, "grid": {"seed": [0, 1]}}
-    for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
-        (warning,) = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
-        assert warning.startswith("evaluation.corruptions: this service's data folder has no datasets/CIFAR-10-C")
-        assert "2 trials fail" in warning
-    (folder / "CIFAR-10-C").mkdir(parents=True)
-    assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
-
-
-def test_published_data_that_was_not_fetched_is_warned_of(api: TestClient) -> None:
-    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
-    spec = {"name": "x", "base": {"model": "wrn10-1"}, "grid": {"dataset": ["synthetic", *FETCHED]}}
-    for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
-        warnings = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
-        assert [warning.partition(":")[0] for warning in warnings] == [f"dataset {name}" for name in sorted(FETCHED)]
-        assert "`ttsv data fetch cifar10`" in warnings[0]
-    for name in FETCHED:
-        for file in source_of(name)._published(folder):  # type: ignore[attr-defined]
-            file.path.parent.mkdir(parents=True, exist_ok=True)
-            file.path.touch()
-    assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
-    assert {name for name, info in DATASETS.items() if not info.embedded} == FETCHED.keys()
-
-
-def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
-    """On one machine it is refused; with PostgreSQL the workers' nodes may have it."""
-    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
-    (folder / "here" / "train").mkdir(parents=True)
-    spec = {"name": "x", "base": {"model": "small-cnn"}, "grid": {"dataset": ["folder:here", "npz:mine", "digits"]}}
-    for where in ("/v1/experiments", "/v1/experiments?dry_run=true"):
-        answer = api.post(where, json=spec)
-        if database_url.startswith("sqlite"):
-            (problem,) = answer.json()["errors"]
-            assert (answer.status_code, problem["field"]) == (422, "dataset")
-            assert problem["message"].startswith("npz:mine needs datasets/mine.npz, which is not in the data folder")
-        else:
-            (warning,) = answer.json()["warnings"]
-            assert answer.is_success
-            assert warning.startswith("dataset npz:mine: datasets/mine.npz is needed: this service's data folder")
-    (folder / "mine.npz").touch()
-    once = {"Idempotency-Key": "once"}
-    stored = api.post("/v1/experiments", json=spec, headers=once).json()
-    assert stored["warnings"] == []
-    (folder / "mine.npz").unlink()
-    again = api.post("/v1/experiments", json=spec, headers=once)  # is answered as before: nothing was lacking then
-    assert (again.status_code, again.json()) == (201, stored)
-    assert again.headers["Location"] == f"/v1/experiments/{stored['id']}"
-    clone = api.post(f"/v1/experiments/{stored['id']}/clone")
-    assert clone.status_code == (422 if database_url.startswith("sqlite") else 201)
 
 
 def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None:

@@ -1,6 +1,5 @@
 """Stored scores are what plain Python makes of all results, whatever happened before."""
 
-import itertools
 import statistics
 import threading
 from collections.abc import Callable
@@ -27,8 +26,8 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.leaderboards import cell_scores
-from service.leaderboards.cell_scores import Counted, newest
 from service.leaderboards.metrics import Metric
+from service.leaderboards.score_ranks import tie_of
 from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
@@ -139,7 +138,7 @@ def stored(session: Session) -> dict[tuple[int, str, str], dict[str, list[Any]]]
             row.board_id,
             int((row.seeds == row.trials) == Metric(name).more_is_better),
             one[1],
-            cell_scores.tie_of(row.cell),
+            tie_of(row.cell),
             one[0],
             one[2],
         )
@@ -213,15 +212,6 @@ def test_a_score_names_its_newest_trial(database: Database, trial_result: Make) 
             1: (1, newest_trial),
         }
         session.rollback()
-
-
-def test_of_results_in_any_order_the_newest_trials_count() -> None:
-    def counted(trial_id: int, fingerprint: str, protocol: str = "p") -> Counted:
-        return Counted(trial_id, fingerprint, None, protocol, [float(trial_id)])
-
-    results = [counted(7, "b"), counted(3, "a"), counted(9, "a"), counted(5, "b"), counted(4, "a", "q")]
-    for order in itertools.permutations(results):
-        assert [one.trial_id for one in newest(order)] == [4, 7, 9]
 
 
 def test_a_finished_trial_has_its_score_at_once(

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
-from service.leaderboards import cell_scores, materialized, source
+from service.leaderboards import cell_scores, source, stored_rivals
 from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
@@ -27,6 +27,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.scatter import scatter_plot
+from service.leaderboards.score_ranks import tie_of
 from service.leaderboards.sheets import board_sheets
 from service.leaderboards.text_tables import Measured
 from service.paper.reference import references
@@ -544,7 +545,7 @@ class TestQuestions:
         """Their cells' order: neither that of rows, which were stored in another order here, nor that of trials."""
         again = [Run(cell, 1) for cell in (3, 0, 5, 1)]
         stored = only_board(rank([Run(cell, 0) for cell in range(8)], again, front=(Metric.ACCURACY, Metric.LOSS)))
-        cells = sorted((f"cell {cell}" for cell in range(8)), key=cell_scores.tie_of, reverse=True)
+        cells = sorted((f"cell {cell}" for cell in range(8)), key=tie_of, reverse=True)
         assert [row.cell for row in stored.rows] == stored.front == cells != sorted(cells)
         for filters in (Filters(tag="all"), Filters(model="small-cnn"), Filters(tag="all", protocol="a")):
             board = only_board(ask(session, filters=filters, front=(Metric.ACCURACY, Metric.LOSS)))
@@ -647,7 +648,7 @@ class TestQuestions:
     def test_bold_is_of_the_board_and_not_of_a_page(
         self, rank: Rank, session: Session, few: int, every: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(materialized, "_FEW", few)
+        monkeypatch.setattr(stored_rivals, "_FEW", few)
         monkeypatch.setattr(source, "ALL", every)
         rng = random.Random(5)
         runs = []

@@ -7,7 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.errors import NotFoundError
-from service.paper.presets import Protocol, Scale, preset_spec, presets
+from service.paper.presets import Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.paper.reference import headline, paper_table
 from service.specs.grid import Plan, expand_grid
 from service.specs.spec import ExperimentSpec

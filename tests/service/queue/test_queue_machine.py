@@ -32,7 +32,7 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
-from service.experiments import actions, store, submission
+from service.experiments import actions, drafts, store, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.contenders import give_up_unfit, say_why
@@ -411,7 +411,7 @@ class QueueMachine(RuleBasedStateMachine):
         more = Additions(grid={"seed": sorted(seeds)})
 
         def work(session: Session) -> None:
-            drafted = submission.draft_extension(session, row["id"], more, max_trials=99)
+            drafted = drafts.draft_extension(session, row["id"], more, max_trials=99)
             submission.submit(session, drafted)
 
         self.say(row["id"], allowed, work)
@@ -425,7 +425,7 @@ class QueueMachine(RuleBasedStateMachine):
         row = self.some(place)
 
         def work(session: Session) -> None:
-            draft = submission.draft_clone(session, row["id"], name=None, max_trials=99)
+            draft = drafts.draft_clone(session, row["id"], name=None, max_trials=99)
             submission.submit(session, draft)
 
         self.database.write(work)
@@ -442,7 +442,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         def work(session: Session) -> int:
             how = {"lipschitz": "fgsm"}
-            draft = submission.draft_reevaluation(session, row["id"], how, name=None, max_trials=99)
+            draft = drafts.draft_reevaluation(session, row["id"], how, name=None, max_trials=99)
             return submission.submit(session, draft).id
 
         try:

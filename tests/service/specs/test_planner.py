@@ -8,7 +8,8 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.paper.presets import Protocol, Scale, preset_spec, presets
+from service.paper.presets import Scale, preset_spec, presets
+from service.paper.recipes import Protocol
 from service.specs.grid import expand_grid
 from service.specs.planner import warnings
 from service.specs.spec import ExperimentSpec

@@ -31,8 +31,9 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import NotFoundError, StateError
 from service.experiments import actions, store
+from service.experiments.drafts import draft_reevaluation
 from service.experiments.listing import ExperimentFilter, TrialFilter, list_experiments, list_trials
-from service.experiments.submission import draft_reevaluation, submit
+from service.experiments.submission import submit
 from service.settings import Settings
 from service.upkeep import deletion
 from service.upkeep.deletion import mark, preview, remove_marked

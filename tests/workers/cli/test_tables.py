@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from service.api.experiments import _EXAMPLE
+from service.api.dry_run import _EXAMPLE
 from service.api.openapi_examples.trials import TRIAL
 from service.leaderboards.text_tables import Sheet
 from service.schemas.dry_runs import DryRunOut

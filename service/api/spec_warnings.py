@@ -1,0 +1,104 @@
+"""What is said of a spec before its trials run: what has no effect, and what is lacking where they would run.
+
+Of the user's own data that are not there a spec is refused where service and workers are on one machine.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from service.database.engine import Database
+from service.errors import FieldProblem, SpecError
+from service.queue import census, nodes
+from service.settings import Settings
+from service.specs.grid import search_base
+from service.specs.planner import CellCount, GridCount, Plan, warnings
+from service.specs.spec import ExperimentSpec
+from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
+from ttsv.data.catalog import FETCHED, own_set
+
+_PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
+"""Kind of the user's own data sets -> where they lie in the data folder."""
+
+
+def spec_warnings(database: Database, settings: Settings, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
+    """What has no effect, what is lacking, and what the processors that are there cannot do."""
+    absent = absent_data(spec, plan.cells, settings)
+    where = "this service's data folder has none; every node that runs a trial must have it"
+    of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
+    of_data += _absent_published(spec, plan.cells, settings)
+    of_data += _absent_corruptions(plan.cells, settings)
+    return [*warnings(spec, plan), *of_data, *_of_processors(database, spec, plan)]
+
+
+def _of_processors(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
+    """What the processors of the workers that are there cannot do, or need not; a later worker's may differ."""
+    if not spec.resources.gpus:
+        with database.read() as session:
+            gpus = nodes.gpus_there(session)
+        if gpus:
+            idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {gpus:g} GPUs"
+            return [f"{idle}; reserve 1 or a fraction of one", *_of_bf16(database, spec, plan)]
+    return _of_bf16(database, spec, plan)
+
+
+def _of_bf16(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
+    count = sum(cell.trials for cell in plan.cells if cell.config.training.precision == "bf16")
+    if not count or spec.resources.gpus:
+        return []
+    with database.read() as session:
+        if not census.unfit_for_bf16(session):
+            return []
+    refused = (
+        f"training.precision: {count} trial{'s' * (count > 1)} in bf16 will be refused by every worker that is "
+        "there: their processors have no instructions for it; take float32, or a GPU (resources.gpus)"
+    )
+    return [refused]
+
+
+def absent_data(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> dict[str, str]:
+    """The user's own data sets that are not in the data folder, and where they would lie in it."""
+    places = {name: _PLACES[own[0]].format(own[1]) for name in _datasets(spec, cells) if (own := own_set(name))}
+    return {name: place for name, place in sorted(places.items()) if not (settings.data_dir / place).exists()}
+
+
+def _absent_published(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> list[str]:
+    """What is said of published data sets that are not in the data folder: they may still be fetched."""
+    return [
+        f"dataset {name}: this service's data folder has none, without which its trials fail at the start; run "
+        f"`ttsv data fetch {name}`, on every node that runs them"
+        for name in sorted(_datasets(spec, cells) & FETCHED.keys())
+        if not (settings.data_dir / "datasets" / FETCHED[name]).exists()
+    ]
+
+
+def _datasets(spec: ExperimentSpec, cells: Iterable[CellCount]) -> set[str]:
+    """The data sets of all trials, those of a search that are still to be drawn included."""
+    searched = spec.search.space.get("dataset", {}).get("choice", ()) if spec.search else ()
+    given = {search_base(spec).get("dataset"), *searched, *(cell.config.dataset for cell in cells)}
+    return {str(name) for name in given if name}
+
+
+def _absent_corruptions(cells: Iterable[CellCount], settings: Settings) -> list[str]:
+    """What is said of published corruptions that are not in the data folder: they may still be put there."""
+    counts: Counter[str] = Counter()
+    for cell in cells:
+        if cell.config.evaluation.corruptions == "published":
+            counts[cell.config.dataset] += cell.trials
+    found = []
+    for dataset, count in sorted(counts.items()):
+        name = PUBLISHED_CORRUPTIONS[dataset]
+        if not (settings.data_dir / "datasets" / name).is_dir():
+            fails = "the trial fails" if count == 1 else f"{count} trials fail"
+            why = f"this service's data folder has no datasets/{name}, without which {fails} at the start"
+            fix = "unpack its publisher's archive there, on every node that runs them, or take generated ones"
+            found.append(f"evaluation.corruptions: {why}; {fix}")
+    return found
+
+
+def refuse_absent(absent: Mapping[str, str], settings: Settings) -> None:
+    """Raises `SpecError` where the database is SQLite: service and workers are on one machine then."""
+    if absent and settings.url.get_backend_name() == "sqlite":
+        fix = "is not in the data folder; put it there, or name another data set"
+        raise SpecError(
+            [FieldProblem("dataset", f"{name} needs {place}, which {fix}") for name, place in absent.items()]
+        )
