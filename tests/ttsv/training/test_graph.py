@@ -68,7 +68,7 @@ def numbers(epochs: list[EpochMetrics]) -> list[tuple[float, ...]]:
         pytest.param({"layer": "dense"}, {"clip_gradient": 1.0}, marks=pytest.mark.deep),
         ({"layer": "soc"}, {}),
         pytest.param({"layer": "soc-tt"}, {"precision": "bf16", "ema": 0.9}, marks=pytest.mark.deep),
-        ({"layer": "bcop"}, {}),
+        pytest.param({"layer": "bcop"}, {}, marks=pytest.mark.deep),
         ({"layer": "tt"}, {"optimizer": "adamw", "precision": "bf16"}),
         ({"layer": "tt", "constraint": "clip", "delta": 1.0, "clipping": {"every": 2}}, {}),
         pytest.param({"constraint": "divide", "division": {"conv": 1.0}}, {}, marks=pytest.mark.deep),
