@@ -91,7 +91,12 @@ PARTS = {
 }
 """Each part, and the most of the time that it may take."""
 
-TESTS = ("tests/ttsv/test_gpu.py", "tests/ttsv/data/test_augment.py", "tests/ttsv/spectral/test_krylov.py")
+TESTS = (
+    "tests/ttsv/test_gpu.py",
+    "tests/ttsv/training/test_graph.py",
+    "tests/ttsv/data/test_augment.py",
+    "tests/ttsv/spectral/test_krylov.py",
+)
 """Those that a card runs; to collect all the others takes most of a minute."""
 PRECISIONS = ("bf16", "tf32", "float32")
 DETERMINISTIC, STEPWISE = "float32, deterministic", "bf16, step by step"
