@@ -179,7 +179,8 @@ def fit(
     if training.keep_best:
         progress.best_weights = run.best
     if device.type == "cuda" and progress.epoch > begun:
-        progress.peak_memory = max(run.graph_peak, torch.cuda.max_memory_allocated(device))
+        captured = 0 if run.graph is None else run.graph.peak  # of what is captured, replays allocate nothing
+        progress.peak_memory = max(captured, torch.cuda.max_memory_allocated(device))
     if checkpoints is not None:
         checkpoints.wait()
     return progress
@@ -251,10 +252,10 @@ class _Run:
         self.skew = [layer for layer in model.modules() if isinstance(layer, SOC)]
         self.progress = Progress()
         self.constraint_time = Stopwatch(device)
-        self._graph: GraphedStep | None = None
+        self.graph: GraphedStep | None = None
         # The scaler of fp16 decides after each backward pass whether to step.
         if device.type == "cuda" and training.cuda_graph and training.precision != "fp16":
-            self._graph = GraphedStep(model, self.constraint_time.again)
+            self.graph = GraphedStep(model, self.constraint_time.again)
 
     def precision(self) -> AbstractContextManager[None]:
         """What products and convolutions of float32 are computed in, forward and backward."""
@@ -278,14 +279,9 @@ class _Run:
 
     def train(self, images: Tensor, labels: Tensor) -> Tensor:
         """Trains by one batch: returns its summed loss and the count of correct predictions, until the next call."""
-        if self._graph is None:
+        if self.graph is None:
             return self._train(images, labels)
-        return self._graph(self._train, images, labels, kind=tuple(layer.iterations for layer in self.skew))
-
-    @property
-    def graph_peak(self) -> int:
-        """Bytes that a captured step allocates at most: its replays allocate none."""
-        return 0 if self._graph is None else self._graph.peak
+        return self.graph(self._train, images, labels, kind=tuple(layer.iterations for layer in self.skew))
 
     def _train(self, images: Tensor, labels: Tensor) -> Tensor:
         with self.precision(), self.autocast(), self.convolutions:
