@@ -124,9 +124,11 @@ def projections(config: TrialConfig, epochs: int) -> int:
 
 
 def a_projection(config: TrialConfig, *, first: bool) -> float:
-    """How often one of them may wait: where it runs ahead, once for all layers with frames to be made orthonormal."""
+    """How often one of them may wait: where it runs ahead, to see whose frames are to be made orthonormal, and whether
+    products did.
+    """
     if config.constraint == "divide" and config.division.power_iterations is not None:
-        return int(config.layer == "tt" and config.frames == "free")
+        return 2 * (config.layer == "tt" and config.frames == "free")
     clipping = config.clipping
     kind = "floor" if clipping.floor is not None else "zero-padded" if clipping.operator == "zero-padded" else "clip"
     found = A_LAYER["exact" if config.constraint == "divide" else kind].times

@@ -18,7 +18,7 @@ from ttsv.constraints.operators import (
     rescale_to_target,
     sizes_to_control,
 )
-from ttsv.constraints.projection import Projection
+from ttsv.constraints.projection import Projection, first_not_finite
 from ttsv.constraints.protocol import LayerNorms
 from ttsv.errors import DivergedError
 from ttsv.layers import TTConv, layer_kernel
@@ -138,12 +138,10 @@ class Clip(Projection):
         framed = {name: layer for name, layer in layers.items() if isinstance(layer, TTConv)}
         if not framed:
             return {}
-        for layer in framed.values():
-            make_frames_orthonormal(layer)
-        finite = torch.stack([layer.core.isfinite().all() for layer in framed.values()]).tolist()
-        for name, holds in zip(framed, finite, strict=True):
-            if not holds:  # of finite factors the product may overflow
-                raise DivergedError(f"layer {name!r}: frames times core are not finite: lower the learning rate")
+        make_frames_orthonormal(framed.values())
+        if name := first_not_finite([(name, layer.core) for name, layer in framed.items()]):
+            # Of finite factors the product may overflow.
+            raise DivergedError(f"layer {name!r}: frames times core are not finite: lower the learning rate")
         return frames_norms(framed)
 
     def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:

@@ -162,8 +162,7 @@ class Divide(Projection):
         free = [name for name, layer in layers.items() if isinstance(layer, TTConv) and layer.frames == "free"]
         if free:  # QR is too much for layers that keep their weights
             over = torch.stack([norms[name] > targets[name] for name in free]).tolist()
-            for name in (name for name, exceeds in zip(free, over, strict=True) if exceeds):
-                make_frames_orthonormal(layers[name])
+            make_frames_orthonormal(layers[name] for name, exceeds in zip(free, over, strict=True) if exceeds)
         for name, layer in layers.items():
             _divide_by(_weight(layer), norms[name], targets[name])
         measures = dict.fromkeys(norms, self._estimated)
@@ -184,7 +183,7 @@ class Divide(Projection):
         if self.power_iterations == "exact":
             before = self._norm(weight, layer, seen)
             if before > target:
-                make_frames_orthonormal(layer)
+                make_frames_orthonormal([layer])
             divided, after = rescale_to_target(
                 at_least_single(weight), target, lambda other: self._norm(other, layer, seen), before
             )
@@ -194,7 +193,7 @@ class Divide(Projection):
         step = power_step(layer, seen, self.operator, self.power_iterations, vector)
         before, self._vectors[name] = step.norm.item(), step.vector
         if before > target:
-            make_frames_orthonormal(layer)
+            make_frames_orthonormal([layer])
             weight.mul_(target / before)
         found = LayerNorms(before, min(before, target), measure=self._estimated)
         return self._measured(found, layer, seen) if force else found

@@ -1,6 +1,6 @@
 """The operators whose norm a constraint bounds: how a layer's kernel becomes one, and how its norm is bounded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
 import torch
@@ -17,7 +17,7 @@ from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolu
 from ttsv.spectral.network import layer_input_sizes, spectral_layers
 from ttsv.spectral.norms import scale_down, stored_norm, widened
 from ttsv.spectral.symbol import Size, output_sizes
-from ttsv.tt.decomposition import orthogonalized
+from ttsv.tt.decomposition import TTFactors, orthogonalized
 
 Operator = Literal["periodic", "zero-padded"]
 """`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.
@@ -151,11 +151,12 @@ def matrix_norm(weight: Tensor) -> float:
     return norm
 
 
-def make_frames_orthonormal(layer: nn.Module) -> None:
-    """Makes the free frames of a TT layer orthonormal by QR, written back in its dtype: the same convolution."""
-    if isinstance(layer, TTConv) and layer.frames == "free":
-        parameters = (layer.k1, layer.core, layer.k3)
-        for parameter, factor in zip(parameters, orthogonalized(*map(at_least_single, parameters)), strict=True):
+def make_frames_orthonormal(layers: Iterable[nn.Module]) -> None:
+    """Makes the free frames of TT layers orthonormal by QR, written back in their dtype: the same convolutions."""
+    free = [layer for layer in layers if isinstance(layer, TTConv) and layer.frames == "free"]
+    factors = [TTFactors(*map(at_least_single, (layer.k1, layer.core, layer.k3))) for layer in free]
+    for layer, found in zip(free, orthogonalized(factors), strict=True):
+        for parameter, factor in zip((layer.k1, layer.core, layer.k3), found, strict=True):
             parameter.copy_(factor)
 
 

@@ -1,11 +1,13 @@
 """What constraints that write weights have in common: the layers they are bound to, and when they project."""
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from ttsv.checks import check_count
 from ttsv.constraints.operators import MATRIX, MEASURES, Operator, check_operator
@@ -111,11 +113,16 @@ class Projection(Unconstrained, ABC):
 
 def require_finite(layers: Mapping[str, nn.Module], step: int) -> None:
     """Raises `DivergedError` for the first layer with a weight that is not finite; waits for the device once."""
-    owners = [(name, parameter) for name, layer in layers.items() for parameter in layer.parameters()]
-    finite = torch.stack([parameter.isfinite().all() for _, parameter in owners]).tolist() if owners else []
-    for (name, _), holds in zip(owners, finite, strict=True):
-        if not holds:
-            raise diverged(name, step)
+    if name := first_not_finite([(name, part) for name, layer in layers.items() for part in layer.parameters()]):
+        raise diverged(name, step)
+
+
+def first_not_finite(owned: Sequence[tuple[str, Tensor]]) -> str | None:
+    """Returns the owner of the first tensor with a number that is not finite; waits for the device once for none."""
+    tensors = [tensor.detach() for _, tensor in owned if tensor.numel()]
+    if math.isfinite(get_total_norm(tensors, math.inf)):
+        return None
+    return next(name for name, tensor in owned if not tensor.isfinite().all())
 
 
 def diverged(name: str, step: int) -> DivergedError:

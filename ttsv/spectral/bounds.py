@@ -18,11 +18,21 @@ from ttsv.checks import check_kernel
 from ttsv.errors import ConfigError
 from ttsv.spectral.geometry import CONVOLVE
 from ttsv.spectral.gram import Grams
-from ttsv.spectral.norms import binary_scale, gram, largest_eigenvalue, largest_square, power_estimates, power_of_two
+from ttsv.spectral.norms import (
+    binary_scale,
+    decomposes_in_batches,
+    gram,
+    largest_eigenvalues,
+    largest_square,
+    power_estimates,
+    powers_of_two,
+)
 from ttsv.spectral.symbol import PeriodicConv, Size, as_tuple, fold, output_sizes
 
 _EPS = torch.finfo(torch.float64).eps
 _TOLERANCE = 1e-10
+_DOUBLINGS, _NEAR = 6, 1e-8
+"""Gram matrices that are the identity but for a power's rounding are not decomposed: see `_largest_squares`."""
 """Relative error allowed in squared norms."""
 
 _DENSE_ENTRIES = 2**22
@@ -110,29 +120,51 @@ def matrix_norm_bound(matrix: Tensor) -> float:
 
 
 def matrix_norm_bounds(matrices: Sequence[Tensor]) -> list[float]:
-    """Returns `matrix_norm_bound` of each; those with Gram matrices of one side are decomposed together.
+    """Returns `matrix_norm_bound` of each; those of one shape, on one device, are taken together.
 
-    All lie on one device, which is waited for twice.
+    The device is waited for once, and once more where matrices are decomposed.
     """
     if not matrices:
         return []
-    exact = [matrix.detach().double() for matrix in matrices]
-    scales = [power_of_two(largest) for largest in torch.stack([m.abs().max() for m in exact]).tolist()]
-    exact = [matrix / scale for matrix, scale in zip(exact, scales, strict=True)]
-    places: dict[int, list[int]] = {}
-    for place, matrix in enumerate(exact):
-        places.setdefault(min(matrix.shape), []).append(place)
-    squares = [exact[0].new_zeros(())] * len(exact)
-    for group in places.values():
-        values = torch.linalg.eigvalsh(torch.stack([gram(exact[place]) for place in group]))[:, -1]
-        for place, value in zip(group, values.unbind(), strict=True):
-            squares[place] = value
-    sizes = [torch.linalg.vector_norm(matrix) for matrix in exact]
-    found = torch.stack([torch.stack(squares), torch.stack(sizes)], dim=1).tolist()
-    return [
-        scale * _from_gram(square, min(matrix.shape), max(matrix.shape), size).upper
-        for scale, matrix, (square, size) in zip(scales, exact, found, strict=True)
-    ]
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, matrix in enumerate(matrices):
+        places.setdefault(tuple(sorted(matrix.shape)), []).append(place)
+    bounds = [0.0] * len(matrices)
+    for (side, inner), group in places.items():
+        tall = [matrices[place].detach() for place in group]
+        exact = torch.stack([matrix if len(matrix) == inner else matrix.mT for matrix in tall]).double()
+        scales = powers_of_two(exact.abs().amax(dim=(1, 2)))
+        exact = exact / scales[:, None, None]
+        sizes = torch.linalg.vector_norm(exact, dim=(1, 2))
+        squares = _largest_squares(exact.mT @ exact)
+        found = torch.stack([squares, sizes, scales], dim=1).tolist()
+        for place, (square, size, scale) in zip(group, found, strict=True):
+            bounds[place] = scale * _from_gram(square, side, inner, size).upper
+    return bounds
+
+
+def _largest_squares(grams: Tensor) -> Tensor:
+    """Of each Gram matrix (b, n, n) the largest eigenvalue (b,), or a bound of it that is too large by some 1e-8.
+
+    Those of frames are near the identity, `c (I + E)` with a small E: at most `c (1 + |E^m|^(1/m))`, m = 64, with
+    Frobenius's norm. A device that decomposes matrices one by one is spared that where all are.
+    """
+    side = grams.shape[-1]
+    if not decomposes_in_batches(side, grams.device):
+        mean = grams.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+        power = grams / mean[:, None, None] - torch.eye(side, dtype=grams.dtype, device=grams.device)
+        size = torch.linalg.matrix_norm(power)
+        power = power / size.clamp_min(torch.finfo(size.dtype).tiny)[:, None, None]
+        for _ in range(_DOUBLINGS):
+            power = power @ power
+        deviation = size * torch.linalg.matrix_norm(power) ** 0.5**_DOUBLINGS
+        # The Frobenius norm of a power is at most sqrt(n) times its spectral norm.
+        excess = deviation * (side ** (0.5 / 2**_DOUBLINGS) - 1)
+        if bool((excess <= _NEAR).all()):
+            found: Tensor = mean * (1 + deviation)
+            return found
+    values: Tensor = torch.linalg.eigvalsh(grams)
+    return values[:, -1]
 
 
 def convolve(
@@ -189,7 +221,7 @@ def _zero_padded_bounds(kernel: Tensor, geometry: PeriodicConv, pads: tuple[int,
     work = rows * columns * min(rows, columns) * geometry.groups
     if rows * columns * geometry.groups <= _DENSE_ENTRIES and work <= _DENSE_WORK:
         matrices = operator.matrices()
-        square = largest_eigenvalue([gram(matrices)], _TOLERANCE)
+        square = float(largest_eigenvalues(gram(matrices), _TOLERANCE))
         frobenius = torch.linalg.vector_norm(matrices, dim=(1, 2)).max().item()
         return _from_gram(square, min(rows, columns), max(rows, columns), frobenius)
     upper = geometry.schur_bound(kernel) * (1 + 4 * kernel.numel() * _EPS)

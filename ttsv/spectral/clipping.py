@@ -19,7 +19,8 @@ from ttsv.spectral.norms import (
     Algorithm,
     clip_algorithm,
     indices_above,
-    largest_eigenvalue,
+    largest_eigenvalues,
+    owners_of,
     power_estimates,
     power_of_two,
     rescale_to_norm,
@@ -149,10 +150,9 @@ def clip_kernel(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) ->
 @full_precision()
 def clip_measured(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> MeasuredClip:
     """Clips as `clip_kernel` does, and says which norms the periodic operator had and has."""
-    clipped, before = _alternate(kernel.detach(), geometry, options, measured=True)
+    clipped, above = _alternate(kernel.detach(), geometry, options, owners=1)
     after = stored_norm(clipped, geometry)
-    if before is None:
-        before = after
+    before = above[0] or after
     if options.rescale:
         clipped, after = rescale_to_norm(clipped, options.delta, geometry, after)
     return MeasuredClip(clipped, before, after)
@@ -168,16 +168,14 @@ def clip_stack(
     more than roundings are not meant to be clipped so. Where the norm of one kernel asks for float64, all take it.
     """
     stack, around = stacked([kernel.detach() for kernel in kernels], geometry)
-    clipped, before = _alternate(stack, around, replace(options, delta=min(deltas)))
-    parts = clipped.chunk(len(kernels))
-    afters = stored_norms(parts, geometry)
-    befores = afters if before is None else stored_norms(kernels, geometry)
+    clipped, above = _alternate(stack, around, replace(options, delta=min(deltas)), owners=len(kernels))
+    afters = stored_norms(clipped, around, len(kernels))
     found = []
-    for part, delta, before, after in zip(parts, deltas, befores, afters, strict=True):
-        kernel, norm = part, after
+    for part, delta, norm, after in zip(clipped.chunk(len(kernels)), deltas, above, afters, strict=True):
+        kernel, before = part, norm or after
         if options.rescale:
-            kernel, norm = rescale_to_norm(part, delta, geometry, after)
-        found.append(MeasuredClip(kernel, before, norm))
+            kernel, after = rescale_to_norm(part, delta, geometry, after)
+        found.append(MeasuredClip(kernel, before, after))
     return found
 
 
@@ -186,38 +184,39 @@ def _algorithm(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> 
 
 
 def _alternate(
-    kernel: Tensor, geometry: PeriodicConv, options: ClipOptions, *, measured: bool = False
-) -> tuple[Tensor, float | None]:
-    """The kernel after the rounds of clip and truncation, and its norm before them where that exceeded delta.
+    kernel: Tensor, geometry: PeriodicConv, options: ClipOptions, *, owners: int = 0
+) -> tuple[Tensor, list[float]]:
+    """The kernel after the rounds of clip and truncation, and the norms before them of what exceeded delta.
 
-    By "sign", which finds no eigenvalues, the norm is an estimate from below unless it is to be `measured`: then by
-    the Gram matrices that are clipped, as those of all other frequencies have none above delta.
+    These are of each of the `owners` kernels that are stacked in it, and 0 of one that is not above delta; without
+    owners nothing is measured. Of the Gram matrices, those that are clipped tell them: all others have nothing above.
     """
     delta, algorithm = options.delta, _algorithm(kernel, geometry, options)
+    above = [0.0] * owners
     # In one read, as the device is waited for.
     rows, columns, largest = torch.cat([geometry.schur_sums(kernel), kernel.abs().max().reshape(1)]).tolist()
     bound = math.sqrt(rows) * math.sqrt(columns)
     if bound <= delta:
-        return kernel.clone(), None
+        return kernel.clone(), above
     scale = power_of_two(largest)
     scaled, level = kernel / scale, delta / scale
     frequencies = geometry.frequencies(kernel.device)
     leading = None if algorithm == "sign" else LeadingPairs(iterates=algorithm == "krylov")
-    before: float | None = None
-    for _ in range(options.rounds):
+    for turn in range(options.rounds):
         grams = Grams(scaled, geometry, precise=bound > DOUBLE_RANGE * delta)
         if leading is not None:
             leading.prepare(grams.mean)
-        change, norm = _change(scaled, level, grams, leading, frequencies, measured=measured and before is None)
-        if norm is None:
+        change, norms = _change(scaled, level, grams, leading, frequencies, owners=0 if turn else owners)
+        if not any(norms):
             break
-        if kernel.dtype == torch.float32 and norm > _SINGLE_RANGE * level:
+        if kernel.dtype == torch.float32 and max(norms) > _SINGLE_RANGE * level:
             options = replace(options, algorithm=algorithm)
-            precise, before = _alternate(kernel.double(), geometry, options, measured=measured)
-            return precise.to(kernel.dtype), before
-        before = before or norm * scale
+            precise, above = _alternate(kernel.double(), geometry, options, owners=owners)
+            return precise.to(kernel.dtype), above
+        if owners and not turn:
+            above = [norm * scale for norm in norms]
         scaled = scaled + change
-    return scaled * scale, before
+    return scaled * scale, above
 
 
 def _change(
@@ -227,31 +226,33 @@ def _change(
     leading: LeadingPairs | None,
     frequencies: Frequencies,
     *,
-    measured: bool,
-) -> tuple[Tensor, float | None]:
-    """What one round adds to the kernel, and the norm before it; the norm is None where it is at most delta.
+    owners: int,
+) -> tuple[Tensor, list[float]]:
+    """What one round adds to the kernel, and the norm before it of each of its owners that exceeds delta, else 0.
 
+    By "sign", which finds no eigenvalues, norms are estimates from below for no `owners`, who are taken for one then.
     Stops where a float32 kernel turns out to exceed `_SINGLE_RANGE`: the change is of no use then.
     """
-    change = torch.zeros_like(kernel)
-    largest: float | None = None
-    most = _SINGLE_RANGE * delta if kernel.dtype == torch.float32 else math.inf
+    change, squares = torch.zeros_like(kernel), kernel.new_zeros(max(1, owners))
     level = delta * delta
+    most = _SINGLE_RANGE**2 * level if kernel.dtype == torch.float32 else math.inf
+    tolerance = 32 * torch.finfo(kernel.dtype).eps
     order = torch.arange(len(frequencies.index), device=kernel.device)
     for part in grams.batches(order):
         index, count = frequencies.index[part], frequencies.count[part]
         matrices = grams.at(index)
+        owner = owners_of(matrices, grams.geometry, len(squares))
         if leading is None:
             which = indices_above(matrices, level)
             if not len(which):
                 continue
             chosen = matrices[which]
-            largest = max(largest or 0.0, math.sqrt(power_estimates(chosen).max().item()))
-            if largest > most:
-                return change, largest
-            if measured:
-                tolerance = 32 * torch.finfo(kernel.dtype).eps
-                largest = math.sqrt(largest_eigenvalue([chosen], tolerance, least=largest * largest))
+            if owners:
+                squares = largest_eigenvalues(chosen, tolerance, squares, owner[which])
+            else:
+                squares = squares.scatter_reduce(0, owner[which], power_estimates(chosen), "amax")
+            if squares.max().item() > most:
+                return change, squares.sqrt().tolist()
             factors, certified = shrinkage_factors(chosen, level)
             # Those that are refused change nothing here, and are waited for once.
             factors = torch.where(certified[:, None, None], factors, 0)
@@ -260,8 +261,8 @@ def _change(
         else:
             pairs_above = leading.above(matrices, level)
         for pairs in pairs_above:
-            largest = max(largest or 0.0, math.sqrt(pairs.values.max().item()))
-            if largest > most:
-                return change, largest
+            squares = squares.scatter_reduce(0, owner[pairs.which], pairs.values.amax(dim=1), "amax")
+            if squares.max().item() > most:
+                return change, squares.sqrt().tolist()
             change -= soft_threshold_by_pairs(kernel, delta, grams, pairs, index, count)
-    return change, largest
+    return change, squares.sqrt().tolist()

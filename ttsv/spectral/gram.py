@@ -7,11 +7,12 @@ ones for 3x3 taps, of which half are mirrored) instead of multiplying complex bl
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ttsv.spectral.symbol import PeriodicConv, shifts_on
+from ttsv.spectral.symbol import Lags, PeriodicConv
 
 _PART_BYTES = 2**24
 """Gram matrices of at most this many bytes (16 MiB) are held at once, or one frequency's where that is more."""
@@ -45,25 +46,21 @@ class Grams:
         if self._by_lag:
             self._sum_lags(pairs)
 
-    def _sum_lags(self, pairs: dict[tuple[int, ...], list[tuple[int, int]]]) -> None:
+    def _sum_lags(self, pairs: Lags) -> None:
         """Products summed by lag: those that turn with the cosine and those that turn with the sine."""
-        c_in = self._kernel.shape[1]
-        taps = self._kernel.reshape(self.groups, -1, c_in, math.prod(self.geometry.kernel_size))
+        taps = self._kernel.reshape(self.groups, -1, self._kernel.shape[1], math.prod(self.geometry.kernel_size))
         taps = taps.permute(3, 0, 1, 2) if self.rows_are_outputs else taps.permute(3, 0, 2, 1)
         taps = taps.contiguous()
-        shape = (self.groups, self.side, self.side)
-        self._even = taps.new_empty((len(pairs), *shape))
-        self._odd = taps.new_empty((len(pairs) - 1, *shape))
-        for place, (lag, members) in enumerate(pairs.items()):
-            left = torch.cat([taps[t] for t, _ in members], dim=-1)
-            right = torch.cat([taps[u] for _, u in members], dim=-1)
-            product = left @ right.mT
-            if any(lag):
-                torch.add(product, product.mT, out=self._even[place])
-                torch.sub(product, product.mT, out=self._odd[place - 1])
-            else:
-                self._even[place] = product
-        self._lags = shifts_on(tuple(pairs), taps.device)
+        self._lags = tuple(pairs)
+        bytes_of_pair = self._dtype.itemsize * self.groups * self.side * (self.side + 2 * taps.shape[-1])
+        most = max(1, _budget(taps.device) // bytes_of_pair)
+        sums = []
+        for members, weights in _chunks(tuple(map(tuple, pairs.values())), most, self._dtype, taps.device):
+            first, second = taps[members]
+            sums.append(weights @ (first @ second.mT).flatten(1))
+        total = torch.cat(sums).reshape(len(pairs), self.groups, self.side, self.side)
+        self._even = total + total.mT
+        self._odd = total[1:] - total[1:].mT
         if not self.rows_are_outputs:
             self._odd.neg_()
 
@@ -77,8 +74,7 @@ class Grams:
         other = self._kernel.shape[1] * math.prod(self.geometry.stride)
         blocks = self.side * max(self.side, other if self.rows_are_outputs else len(self._kernel) // self.groups)
         per_frequency = 2 * self._dtype.itemsize * self.groups * blocks
-        budget = _PART_BYTES if index.device.type == "cpu" else _DEVICE_PART_BYTES
-        yield from torch.split(index, max(1, budget // per_frequency))
+        yield from torch.split(index, max(1, _budget(index.device) // per_frequency))
 
     def at(self, index: Tensor) -> Tensor:
         """The matrices (f groups, side, side), complex, at f flat frequency indices; groups vary fastest."""
@@ -94,3 +90,33 @@ class Grams:
         parts[..., 0] = (cosine @ self._even.flatten(1)).reshape(shape)
         parts[..., 1] = (sine[:, 1:] @ self._odd.flatten(1)).reshape(shape)
         return grams
+
+
+def _budget(device: torch.device) -> int:
+    """Bytes that are worked on at once."""
+    return _PART_BYTES if device.type == "cpu" else _DEVICE_PART_BYTES
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _chunks(
+    lags: tuple[tuple[tuple[int, int], ...], ...], most: int, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Whole lags with at most so many pairs of taps, or one: the taps (2, pairs) and how they are summed (lags, pairs).
+
+    Pairs of the first lag, none, whose sum is symmetric, count half: its mirror image is added to each sum.
+    """
+    chunks: list[list[tuple[tuple[int, int], ...]]] = []
+    for pairs in lags:
+        if not chunks or sum(map(len, chunks[-1])) + len(pairs) > most:
+            chunks.append([])
+        chunks[-1].append(pairs)
+    found = []
+    for chunk in chunks:
+        members = torch.tensor([pair for pairs in chunk for pair in pairs]).T
+        lag = torch.tensor([place for place, pairs in enumerate(chunk) for _ in pairs])
+        weights = (torch.arange(len(chunk))[:, None] == lag).to(dtype)
+        if chunk[0] is lags[0]:
+            weights[0] /= 2
+        found.append((members.to(device), weights.to(device)))
+    return tuple(found)

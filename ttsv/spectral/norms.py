@@ -1,7 +1,7 @@
 """The largest singular value over all frequencies without decomposing most blocks, and kernels rescaled to a norm."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -22,10 +22,24 @@ def periodic_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
 
 
 def largest_square(kernel: Tensor, geometry: PeriodicConv, tolerance: float) -> float:
-    """Largest squared singular value of a periodic convolution without folds, see `largest_eigenvalue`."""
+    """Largest squared singular value of a periodic convolution without folds, see `largest_eigenvalues`."""
+    return float(largest_squares(kernel, geometry, tolerance, owners=1))
+
+
+def largest_squares(kernel: Tensor, geometry: PeriodicConv, tolerance: float, *, owners: int) -> Tensor:
+    """As `largest_square`, of each (owners,) of so many convolutions that are the groups of one (`stacked`)."""
     grams = Grams(kernel, geometry)
-    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
-    return largest_eigenvalue(parts, tolerance)
+    found = kernel.new_zeros(owners)
+    for index in grams.batches(geometry.frequencies(kernel.device).index):
+        matrices = grams.at(index)
+        found = largest_eigenvalues(matrices, tolerance, found, owners_of(matrices, geometry, owners))
+    return found
+
+
+def owners_of(matrices: Tensor, geometry: PeriodicConv, owners: int) -> Tensor:
+    """Which (b,) of so many convolutions that are the groups of one `Grams.at` formed each of the matrices of."""
+    order = torch.arange(len(matrices), device=matrices.device)
+    return (order % geometry.groups).div(geometry.groups // owners, rounding_mode="floor")
 
 
 def binary_scale(kernel: Tensor) -> float:
@@ -36,6 +50,12 @@ def binary_scale(kernel: Tensor) -> float:
 def power_of_two(largest: float) -> float:
     """The largest power of two up to a number above 0; 1 for 0."""
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+
+
+def powers_of_two(largest: Tensor) -> Tensor:
+    """As `power_of_two` of each number in float64, which is not waited for; the smallest normal number for less."""
+    exponents: Tensor = torch.bitwise_and(largest.view(torch.int64), 0x7FF << 52)
+    return exponents.view(torch.float64).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def gram(blocks: Tensor) -> Tensor:
@@ -51,53 +71,56 @@ def indices_above(grams: Tensor, level: float | Tensor) -> Tensor:
     A Cholesky factorization of `level I - gram` exists exactly where there is none; it costs a small part of an
     eigendecomposition. Decides up to rounding: `n^2` times the machine epsilon at worst, relative to `level`.
     """
+    return _failures(grams, level).nonzero()[:, 0]
+
+
+def _failures(grams: Tensor, level: float | Tensor) -> Tensor:
+    """Not 0 (b,) where `indices_above` finds an eigenvalue above the level; the device is not waited for."""
     shifted = -grams
     shifted.diagonal(dim1=-2, dim2=-1).add_(level if isinstance(level, float) else level[:, None])
     info: Tensor = torch.linalg.cholesky_ex(shifted).info
-    return info.nonzero()[:, 0]
+    return info
 
 
-def largest_eigenvalue(batches: Iterable[Tensor], tolerance: float, *, least: float = 0.0) -> float:
-    """Largest eigenvalue over batches of Hermitian positive semidefinite matrices (b, n, n), or `least` if larger.
+def largest_eigenvalues(
+    grams: Tensor, tolerance: float, least: Tensor | None = None, owners: Tensor | None = None
+) -> Tensor:
+    """Largest eigenvalue (m,) over the Hermitian positive semidefinite matrices `grams (b, n, n)` of each of m owners.
 
-    Its relative error is at most `tolerance` from below, plus the rounding of `indices_above` and of the eigenvalues: a
-    running maximum, started by a few power iterations, is held against each matrix by a Cholesky test; only matrices
-    that exceed it have their eigenvalues computed, the most promising first. Where they cannot be decomposed as a
-    batch (`decomposes_in_batches`), that is done by matrix products.
+    `owners (b,)` says whose each matrix is, `least (m,)` what the owners' values are raised from; without these all
+    belong to one, whose is raised from 0. The relative error is at most `tolerance` from below, plus the rounding of
+    `indices_above` and of the eigenvalues: a running maximum, started by power iterations, is held against each matrix
+    by a Cholesky test; only matrices that exceed it have their eigenvalues computed, the most promising first. Where
+    they cannot be decomposed as a batch (`decomposes_in_batches`), that is done by matrix products, for which one takes
+    as long as a few: there the most promising matrix of each owner goes before the first test, of which then few
+    are left, and few are not divided further.
     """
-    largest = least
-    for grams in batches:
-        estimates = power_estimates(grams)
-        largest = max(largest, estimates.max().item())
-        rest = indices_above(grams, largest * (1 + tolerance)) if largest else estimates.new_zeros(0).long()
-        while len(rest):
-            rest = rest[estimates[rest].argsort(descending=True)]
-            tried = -(-len(rest) // 4)
-            largest = max(largest, _largest_eigenvalues(grams[rest[:tried]], tolerance).max().item())
-            rest = rest[tried:]
-            rest = rest[indices_above(grams[rest], largest * (1 + tolerance))]
-    return largest
+    found = grams.real.new_zeros(1) if least is None else least
+    owners = torch.zeros(len(grams), dtype=torch.int64, device=grams.device) if owners is None else owners
+    batched = decomposes_in_batches(grams.shape[-1], grams.device)
+    estimates = power_estimates(grams, 4 if batched else 12)
+    found = found.scatter_reduce(0, owners, estimates, "amax")
+    tiny = torch.finfo(found.dtype).tiny
 
+    def raised(which: Tensor) -> Tensor:
+        return found.scatter_reduce(0, owners[which], _eigenvalues(grams[which], tolerance), "amax")
 
-def largest_squares(kernels: Sequence[Tensor], geometry: PeriodicConv, tolerance: float) -> list[float]:
-    """`largest_square` of each of several kernels of one geometry without folds, their matrices taken together."""
-    stack, around = stacked(kernels, geometry)
-    grams = Grams(stack, around)
-    largest = stack.new_zeros(len(kernels))
-    for index in grams.batches(around.frequencies(stack.device).index):
-        matrices = grams.at(index)
-        owners = torch.arange(around.groups, device=stack.device).div(geometry.groups, rounding_mode="floor")
-        owners = owners.repeat(len(index))
-        estimates = power_estimates(matrices)
-        largest = largest.scatter_reduce(0, owners, estimates, "amax")
-        rest = indices_above(matrices, largest[owners] * (1 + tolerance))
-        while len(rest):
-            rest = rest[(estimates[rest] / largest[owners[rest]]).argsort(descending=True)]
-            tried, rest = rest[: -(-len(rest) // 4)], rest[-(-len(rest) // 4) :]
-            values = _largest_eigenvalues(matrices[tried], tolerance)
-            largest = largest.scatter_reduce(0, owners[tried], values, "amax")
-            rest = rest[indices_above(matrices[rest], largest[owners[rest]] * (1 + tolerance))]
-    found: list[float] = largest.tolist()
+    if batched:
+        exceed = _failures(grams, (found[owners] * (1 + tolerance)).clamp_min(tiny))
+    else:
+        everyone = torch.arange(len(found), device=grams.device)
+        best = torch.where(owners == everyone[:, None], estimates, -1).argmax(dim=1)
+        found = raised(best)
+        exceed = _failures(grams, (found[owners] * (1 + tolerance)).clamp_min(tiny)).index_fill(0, best, 0)
+    rest = exceed.nonzero()[:, 0]
+    few = 0 if batched else 1 + _FEW_ROWS // grams.shape[-1]
+    while len(rest):
+        rest = rest[(estimates[rest] / found[owners[rest]]).argsort(descending=True)]
+        tried = max(-(-len(rest) // 4), min(len(rest), few))
+        found = raised(rest[:tried])
+        rest = rest[tried:]
+        if len(rest):
+            rest = rest[indices_above(grams[rest], found[owners[rest]] * (1 + tolerance))]
     return found
 
 
@@ -106,7 +129,7 @@ def stacked(kernels: Sequence[Tensor], geometry: PeriodicConv) -> tuple[Tensor, 
     return torch.cat(list(kernels)), replace(geometry, groups=len(kernels) * geometry.groups)
 
 
-def _largest_eigenvalues(grams: Tensor, tolerance: float) -> Tensor:
+def _eigenvalues(grams: Tensor, tolerance: float) -> Tensor:
     """Of each matrix (b, n, n) the largest eigenvalue (b,), too small by a share of at most `tolerance`."""
     if decomposes_in_batches(grams.shape[-1], grams.device):
         values: Tensor = torch.linalg.eigvalsh(grams)
@@ -122,29 +145,58 @@ def eigenvalues_by_squaring(grams: Tensor, tolerance: float) -> Tensor:
     most n / (2 e m), whatever the gap. That is at most `tolerance` after 25 products in float32, 40 for 1e-10.
     """
     side = grams.shape[-1]
+    tiny = torch.finfo(grams.dtype).tiny
+    # Of a matrix of Frobenius norm 1 the eighth power's is at least n^-4, whose square float32 still holds.
+    apart = 3 if side <= _LONG_SIDE else 1
     power = grams
-    for _ in range(max(1, math.ceil(math.log2(side / (2 * math.e * tolerance))))):
-        size = torch.linalg.matrix_norm(power).clamp_min(torch.finfo(grams.dtype).tiny)
-        power = power / size[:, None, None]
+    for step in range(max(1, math.ceil(math.log2(side / (2 * math.e * tolerance))))):
+        if step % apart == 0:
+            power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(tiny)
         power = power @ power
     longest = power.diagonal(dim1=-2, dim2=-1).real.argmax(dim=-1)
     vectors = power[torch.arange(len(power), device=power.device), :, longest].unsqueeze(-1)
-    square = torch.linalg.vector_norm(vectors, dim=(-2, -1)).square().clamp_min(torch.finfo(grams.dtype).tiny)
-    quotients: Tensor = (vectors.mH @ (grams @ vectors))[:, 0, 0].real / square
+    vectors = _normalized(vectors)
+    quotients: Tensor = (vectors.mH @ (grams @ vectors))[:, 0, 0].real
     return quotients
 
 
 def power_estimates(grams: Tensor, iterations: int = 4) -> Tensor:
-    """Lower bounds (b,) of the largest eigenvalues: power iteration from each matrix's longest column."""
-    lengths = grams.diagonal(dim1=-2, dim2=-1).real
-    start = lengths.argmax(dim=-1)
-    vectors = grams[torch.arange(len(grams), device=grams.device), :, start].unsqueeze(-1)
-    for _ in range(iterations):
-        lengths = torch.linalg.vector_norm(vectors, dim=(-2, -1), keepdim=True)
-        vectors = grams @ (vectors / lengths.clamp_min(torch.finfo(lengths.dtype).tiny))
-    estimates: Tensor = torch.linalg.vector_norm(vectors, dim=(-2, -1))
-    return estimates
+    """Lower bounds (b,) of the largest eigenvalues: at least two power iterations from each matrix's longest column.
 
+    A step makes a vector longer by no less than the first one did and, as that began with the longest column, by no
+    more than n times that: divided by it, vectors are brought back to length 1 after some steps only.
+    """
+    start = grams.diagonal(dim1=-2, dim2=-1).real.argmax(dim=-1)
+    vectors = grams[torch.arange(len(grams), device=grams.device), :, start].unsqueeze(-1)
+    vectors = grams @ _normalized(vectors)
+    growth = _lengths(vectors)
+    vectors = vectors / growth
+    apart = _STEPS_APART if grams.shape[-1] <= _LONG_SIDE else 1
+    for step in range(1, iterations - 1):
+        vectors = (grams @ vectors) / growth
+        if step % apart == 0:
+            vectors = _normalized(vectors)
+    estimates: Tensor = torch.linalg.vector_norm(grams @ _normalized(vectors), dim=(-2, -1))
+    return estimates.nan_to_num(0.0)  # of what rounding left of zeros steps may be as long as they like
+
+
+def _normalized(vectors: Tensor) -> Tensor:
+    """Vectors (b, n, 1) brought to length 1; zeros stay."""
+    return vectors / _lengths(vectors)
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    """The lengths (b, 1, 1) of vectors (b, n, 1), but not 0."""
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-2, keepdim=True)
+    return lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
+
+
+_LONG_SIDE = 4096
+_STEPS_APART = 4
+"""Matrices of at most so many rows have powers, and vectors, brought back to length 1 after several steps only."""
+
+_FEW_ROWS = 2**13
+"""So many rows of matrices are few for a device that takes products alone."""
 
 # Rescaled kernels stay this many roundings of their dtype below delta: `periodic_norm` may be `_ERROR` too small, and
 # entries are rounded.
@@ -169,16 +221,16 @@ def stored_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
 
 
 @full_precision()
-def stored_norms(kernels: Sequence[Tensor], geometry: PeriodicConv) -> list[float]:
-    """Returns `stored_norm` of each of several kernels of one shape, dtype and geometry; the device computes on all."""
-    if geometry.folds:
-        return [stored_norm(kernel, geometry) for kernel in kernels]
-    dtype = torch.float64 if _in_float64(kernels[0], geometry) else kernels[0].dtype
-    exact = [kernel.detach().to(dtype) for kernel in kernels]
-    scales = [power_of_two(largest) for largest in torch.stack([kernel.abs().max() for kernel in exact]).tolist()]
-    scaled = [kernel / scale for kernel, scale in zip(exact, scales, strict=True)]
-    squares = largest_squares(scaled, geometry, 32 * torch.finfo(dtype).eps)
-    return [scale * math.sqrt(square) for scale, square in zip(scales, squares, strict=True)]
+def stored_norms(stack: Tensor, geometry: PeriodicConv, owners: int) -> list[float]:
+    """Returns `stored_norm` of each of so many convolutions that are the groups of one, which does not fold."""
+    single = replace(geometry, groups=geometry.groups // owners)
+    dtype = torch.float64 if _in_float64(stack, single) else stack.dtype
+    parts = stack.detach().double().reshape(owners, -1)
+    scales = powers_of_two(parts.abs().amax(dim=1))
+    scaled = (parts / scales[:, None]).to(dtype).reshape(stack.shape)
+    squares = largest_squares(scaled, geometry, 32 * torch.finfo(dtype).eps, owners=owners)
+    found: list[float] = (squares.double().sqrt() * scales).tolist()
+    return found
 
 
 def rescale_to_norm(
@@ -192,7 +244,9 @@ def rescale_to_norm(
     norm = stored_norm(kernel, geometry) if norm is None else norm
     eps = torch.finfo(kernel.dtype).eps
     if not _in_float64(kernel, geometry):
-        if norm <= delta * (1 - _ERROR * eps) or geometry.schur_bound(kernel) <= delta:
+        if norm <= delta * (1 - _ERROR * eps):
+            return kernel, norm
+        if norm <= delta * (1 + _ERROR * eps) and geometry.schur_bound(kernel) <= delta:
             return kernel, norm
         return kernel * (min(1.0, delta / norm) * (1 - _MARGIN * eps)), delta
     margin = _MARGIN * eps

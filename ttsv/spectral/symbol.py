@@ -9,7 +9,7 @@ components on the side of the input, where they lie).
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple, TypeAlias
@@ -24,10 +24,18 @@ from ttsv.errors import ConfigError
 Size: TypeAlias = int | Sequence[int]
 """One number for all axes, or one per axis."""
 
+Shifts: TypeAlias = tuple[tuple[int, ...], ...]
+"""Vectors of whole pixels, one number per axis each."""
+
+Lags: TypeAlias = Mapping[tuple[int, ...], Sequence[tuple[int, int]]]
+"""Pairs of taps by the difference of their shifts."""
+
 Sides: TypeAlias = tuple[tuple[int, int], ...]
 """Pixels of padding before and after, per axis."""
 
 _CPU = torch.device("cpu")
+_TABLE_ENTRIES = 2**18
+"""Of a grid with so many frequencies times shifts (4 MiB in float64) cosines and sines are kept."""
 _BLOCK_BYTES = 2**26
 """Blocks of at most this many bytes (64 MiB) are held at once, or one frequency's where that is more."""
 
@@ -155,20 +163,19 @@ class PeriodicConv:
 
     def phases(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine, each (f, taps), of the angle by which each tap turns at each frequency."""
-        return self.turns(index, self._shifts(index.device), dtype)
+        return self.turns(index, _shifts(self.kernel_size, self.stride, self.dilation), dtype)
 
-    def turns(self, index: Tensor, shifts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, each (f, shifts), by which shifts (m, d) on the output grid turn at each frequency.
+    def turns(self, index: Tensor, shifts: Shifts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, each (f, shifts), by which shifts on the output grid turn at each flat frequency.
 
-        All lie on one device, which is not waited for.
+        They lie on the device of `index`, which is not waited for once what is kept of these shifts is there.
         """
-        places = _coordinates(self.output_size, index.device)[index]
-        axes = zip(places.unbind(1), shifts.unbind(1), self.output_size, strict=True)
-        turns = [(at[:, None] * shift % n).double() / n for at, shift, n in axes]
-        angles = 2 * math.pi * torch.stack(turns, dim=-1).sum(-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        if math.prod(self.output_size) * len(shifts) > _TABLE_ENTRIES:
+            return _turned(self.output_size, index, _shifts_on(shifts, index.device), dtype)
+        cosine, sine = _turns(self.output_size, shifts, dtype, index.device)
+        return cosine[index], sine[index]
 
-    def lags(self, rows_are_outputs: bool) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    def lags(self, rows_are_outputs: bool) -> Lags:
         """Pairs of taps in one polyphase component by the difference of their shifts on the output grid.
 
         One of each two opposite lags, 0 first. Empty where the Gram matrices couple several components: on the
@@ -176,20 +183,7 @@ class PeriodicConv:
         """
         if not rows_are_outputs and math.prod(self.stride) > 1:
             return {}
-        components = _components(self.kernel_size, self.stride, self.dilation).tolist()
-        shifts = [tuple(shift) for shift in self._shifts(_CPU).tolist()]
-        zero = (0,) * len(self.stride)
-        pairs: dict[tuple[int, ...], list[tuple[int, int]]] = {zero: []}
-        for t, u in product(range(len(shifts)), repeat=2):
-            lag = tuple(a - b for a, b in zip(shifts[t], shifts[u], strict=True))
-            if components[t] == components[u] and lag >= zero:
-                pairs.setdefault(lag, []).append((t, u))
-        return pairs
-
-    def _shifts(self, device: torch.device) -> Tensor:
-        """For each tap the whole strides by which it reads ahead of its component's first pixel."""
-        taps = _coordinates(self.kernel_size, device).unbind(1)
-        return torch.stack([t * e // s for t, e, s in zip(taps, self.dilation, self.stride, strict=True)], dim=1)
+        return _lags(self.kernel_size, self.stride, self.dilation)
 
     def taps_by_component(self, device: torch.device) -> list[Tensor]:
         """For each polyphase component the flat indices of the taps that read it."""
@@ -237,14 +231,52 @@ def _aliases(
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def shifts_on(shifts: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Shifts (m, d) on a device, for `PeriodicConv.turns`."""
+def _turns(grid: tuple[int, ...], shifts: Shifts, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `_turned` says of all frequencies of a grid, to be looked up: a few additions by many launches."""
+    cosine, sine = _turned(grid, torch.arange(math.prod(grid)), _shifts_on(shifts, _CPU), dtype)
+    return cosine.to(device), sine.to(device)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _shifts_on(shifts: Shifts, device: torch.device) -> Tensor:
+    """Shifts (m, d) on a device."""
     return torch.tensor(shifts, device=device)
+
+
+def _turned(grid: tuple[int, ...], index: Tensor, shifts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each (f, m), by which shifts (m, d) turn at flat frequencies `index` of a grid."""
+    places = _coordinates(grid, index.device)[index]
+    axes = zip(places.unbind(1), shifts.unbind(1), grid, strict=True)
+    turns = [(at[:, None] * shift % n).double() / n for at, shift, n in axes]
+    angles = 2 * math.pi * torch.stack(turns, dim=-1).sum(-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _shifts(kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Shifts:
+    """For each tap the whole strides by which it reads ahead of its component's first pixel."""
+    taps = product(*map(range, kernel_size))
+    return tuple(tuple(t * e // s for t, e, s in zip(tap, dilation, stride, strict=True)) for tap in taps)
+
+
+@functools.lru_cache(maxsize=64)
+def _lags(kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Lags:
+    """Of all pairs of taps, see `PeriodicConv.lags`."""
+    components = _components(kernel_size, stride, dilation).tolist()
+    shifts = _shifts(kernel_size, stride, dilation)
+    zero = (0,) * len(stride)
+    pairs: dict[tuple[int, ...], list[tuple[int, int]]] = {zero: []}
+    for t, u in product(range(len(shifts)), repeat=2):
+        lag = tuple(a - b for a, b in zip(shifts[t], shifts[u], strict=True))
+        if components[t] == components[u] and lag >= zero:
+            pairs.setdefault(lag, []).append((t, u))
+    return pairs
 
 
 def forget_tables() -> None:
     """Frees what is kept of geometries on all devices."""
-    for table in (_frequencies, _taps_by_component, _aliases, shifts_on):
+    for table in (_frequencies, _taps_by_component, _aliases, _turns, _shifts_on):
         table.cache_clear()
 
 

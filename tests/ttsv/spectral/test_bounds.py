@@ -21,7 +21,7 @@ from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv
 
 if TYPE_CHECKING:
-    from tests.ttsv.conftest import Dense, Drawn
+    from tests.ttsv.conftest import Cards, Dense, Drawn
 
 SHARP = torch.tensor([-1.0, 2.0, -1.0], dtype=torch.float64)
 
@@ -238,3 +238,33 @@ def test_bounds_of_many_matrices_are_those_of_each(dense: "Dense") -> None:
         norm = torch.linalg.matrix_norm(matrix.double(), 2).item()
         assert norm <= bound <= norm * (1 + 1e-7)
     assert matrix_norm_bounds([]) == []
+
+
+def test_frames_on_a_device_are_not_decomposed_and_their_bounds_hold(
+    dense: "Dense", card: "Cards", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames as float32 stores them, of several shapes and one of another length; others are decomposed."""
+    shapes = [(90, 40), (40, 70), (90, 40), (48, 48)]
+    frames = [
+        torch.linalg.qr(dense.gaussian(max(shape), min(shape), seed=seed)).Q.float()
+        for seed, shape in enumerate(shapes)
+    ]
+    frames = [frame if frame.shape == shape else frame.T for frame, shape in zip(frames, shapes, strict=True)]
+    frames[2] = frames[2] * 1e-3
+    norms = [torch.linalg.matrix_norm(frame.double(), 2).item() for frame in frames]
+    decomposed, real = [], torch.linalg.eigvalsh
+
+    def spy(grams: torch.Tensor) -> torch.Tensor:
+        decomposed.append(tuple(grams.shape))
+        found: torch.Tensor = real(grams)
+        return found
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", spy)
+    found = matrix_norm_bounds([frame.to(card.device) for frame in frames])
+    assert not decomposed
+    others = [dense.gaussian(40, 36, seed=5), frames[0] + 1e-4 * dense.gaussian(90, 40, seed=6), torch.zeros(33, 40)]
+    found += matrix_norm_bounds([other.to(card.device) for other in others])
+    assert sorted(decomposed) == [(1, 33, 33), (1, 36, 36), (1, 40, 40)]
+    norms += [torch.linalg.matrix_norm(other.double(), 2).item() for other in others]
+    for norm, bound in zip(norms, found, strict=True):
+        assert norm <= bound <= norm * (1 + 3e-8)

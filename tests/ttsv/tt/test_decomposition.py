@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.examples import examples
-from ttsv.tt.decomposition import orthogonalize, tt_error, tt_ranks, tt_svd, tt_to_dense
+from ttsv.tt.decomposition import TTFactors, orthogonalize, orthogonalized, tt_error, tt_ranks, tt_svd, tt_to_dense
 
 if TYPE_CHECKING:
-    from tests.ttsv.conftest import Dense
+    from tests.ttsv.conftest import Cards, Dense
 
 
 def definition(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
@@ -54,6 +54,54 @@ def test_orthonormal_frames_stay(dense: "Dense") -> None:
     again = orthogonalize(q1, core, q3)
     for found, expected in zip(again, (q1, core, q3), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_frames_on_a_device_are_those_of_the_processor(
+    dense: "Dense", card: "Cards", dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one shape together, by products; columns that depend on each other are left to Householder's QR."""
+    factors = []
+    for seed, (c_in, r1, r2, c_out) in enumerate(
+        [(9, 4, 4, 9), (4, 4, 3, 9), (9, 4, 2, 2), (9, 4, 4, 9), (9, 4, 4, 9)]
+    ):
+        shapes = (c_in, r1), (r2, r1, 3, 3), (r2, c_out)
+        factors.append(TTFactors(*(dense.gaussian(*shape, seed=7 * seed + i) for i, shape in enumerate(shapes))))
+    factors[3].k1.copy_(1e3 * torch.linalg.qr(factors[3].k1).Q * torch.tensor([1, 1e-1, 1e-2, 1e-5]))
+    factors[4].k1[:, 2] = factors[4].k1[:, 0] * 2
+    factors[1].k3.zero_()
+    factors = [TTFactors(*(part.to(dtype) for part in parts)) for parts in factors]
+    decomposed, real = [], torch.linalg.qr
+
+    def spy(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        decomposed.append(tuple(matrix.shape))
+        found: tuple[Tensor, Tensor] = real(matrix)
+        return found
+
+    monkeypatch.setattr(torch.linalg, "qr", spy)
+    with torch.no_grad():
+        found = orthogonalized([TTFactors(*(part.to(card.device) for part in parts)) for parts in factors])
+    assert (9, 3) in decomposed
+    assert len(decomposed) <= 2
+    eps = torch.finfo(dtype).eps
+    for place, (parts, before) in enumerate(zip(found, factors, strict=True)):
+        k1, core, k3 = (part.cpu() for part in parts)
+        assert (k1.T @ k1 - torch.eye(k1.shape[1], dtype=dtype)).abs().max() <= 8 * eps
+        assert (k3 @ k3.T - torch.eye(len(k3), dtype=dtype)).abs().max() <= 8 * eps
+        expected = tt_to_dense(*before)
+        assert (tt_to_dense(k1, core, k3) - expected).abs().max() <= 64 * eps * expected.abs().max()
+        if place in (0, 2):  # whatever factors them, triangles with nothing negative on the diagonal are unique
+            for one, other in zip((k1, core, k3), orthogonalize(*before), strict=True):
+                assert (one - other).abs().max() <= 256 * eps * other.abs().max()
+
+
+def test_frames_that_ask_for_a_gradient_get_one_on_a_device(dense: "Dense", card: "Cards") -> None:
+    k1 = dense.gaussian(6, 3).to(card.device).requires_grad_()
+    core, k3 = (dense.gaussian(*shape).to(card.device) for shape in ((2, 3, 3), (2, 5)))
+    q1, middle, _ = orthogonalize(k1, core, k3)
+    (q1.sum() + middle.square().sum()).backward()  # type: ignore[no-untyped-call]
+    assert k1.grad is not None
+    assert k1.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("padding", ["periodic", "zeros", "valid"])
