@@ -7,9 +7,14 @@ from torch import Tensor
 
 from ttsv.precision import full_precision
 from ttsv.spectral.gram import Grams
-from ttsv.spectral.norms import binary_scale, gram, periodic_norm
+from ttsv.spectral.norms import binary_scale, decomposes_in_batches, gram, periodic_norm
 from ttsv.spectral.symbol import PeriodicConv, Size, fold
+from ttsv.spectral.tridiagonal import hermitian_eigenvalues
 from ttsv.tt.decomposition import orthogonalize
+
+_LEAST_IN_STEP = 24
+"""So many matrices, or more, take less time in step with each other than one after the other on CUDA: operations on
+fewer do not fill a card."""
 
 
 def conv_singular_values(
@@ -21,7 +26,8 @@ def conv_singular_values(
     larger than the input is folded modulo its size. float32 and float64 stay what they are; differentiable.
 
     Blocks are decomposed one by one, but on CUDA, and oblong ones anywhere, those of float32 kernels that ask for no
-    gradient by the eigenvalues of their Gram matrices in float64, which take less time. Their errors are some 1e-8 of
+    gradient by the eigenvalues of their Gram matrices in float64, which take less time; on CUDA in step with each other
+    (`ttsv.spectral.tridiagonal`) where there are many with more than a few rows. Their errors are some 1e-8 of
     the largest value: squares of values below that drown in the rounding of the largest square, and such values have
     no digits left. An SVD in float32 leaves none to values below some 1e-7 of the largest, so nothing is lost; float64
     keeps its SVD, which tells values down to some 1e-15 of the largest.
@@ -41,8 +47,11 @@ def periodic_singular_values(kernel: Tensor, geometry: PeriodicConv) -> Tensor:
     groups, frequencies = geometry.groups, geometry.frequencies(kernel.device)
     sides = kernel.shape[0] // groups, kernel.shape[1] * math.prod(geometry.stride)
     differentiable = torch.is_grad_enabled() and kernel.requires_grad
-    decompose = _by_svd if differentiable or not _gains_by_gram(sides, kernel.dtype, kernel.device) else _by_gram
+    by_gram = not differentiable and _gains_by_gram(sides, kernel.dtype, kernel.device)
+    decompose = _by_gram if by_gram else _by_svd
     real = geometry.is_real(frequencies.index)
+    if by_gram and len(real) > 2 ** len(geometry.stride) and _in_step(len(real), min(sides), kernel.device):
+        real = torch.zeros_like(real)  # the few that are take no time among the others, and as much by themselves
     parts = [decompose(kernel, geometry, frequencies.index[real == kind], kind) for kind in (True, False)]
     values = torch.cat(parts)[real.argsort(descending=True, stable=True).argsort()]
     if groups > 1:
@@ -53,7 +62,7 @@ def periodic_singular_values(kernel: Tensor, geometry: PeriodicConv) -> Tensor:
 def _gains_by_gram(sides: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the eigenvalues of Gram matrices in float64 take less time than the SVD, and lose nothing to it.
 
-    CUDA's libraries decompose Hermitian matrices as a batch, and others of more than a few rows one by one.
+    On CUDA Hermitian matrices are decomposed as a batch (`_eigenvalues`), others of more than a few rows one by one.
     """
     oblong = max(sides) >= 1.5 * min(sides)
     return dtype == torch.float32 and (oblong or device.type == "cuda")
@@ -73,7 +82,21 @@ def block_singular_values(blocks: Tensor) -> Tensor:
 def values_by_gram(blocks: Tensor) -> Tensor:
     """Singular values of blocks as `block_singular_values` gives them, from Gram matrices in float64."""
     exact = blocks.to(torch.complex128 if blocks.is_complex() else torch.float64)
-    return _roots(torch.linalg.eigvalsh(gram(exact))).to(blocks.real.dtype)
+    return _roots(_eigenvalues(gram(exact))).to(blocks.real.dtype)
+
+
+def _eigenvalues(matrices: Tensor) -> Tensor:
+    """Eigenvalues (b, n), ascending, of Hermitian matrices (b, n, n), by what takes least time on their device."""
+    count, side = matrices.shape[:2]
+    if _in_step(count, side, matrices.device):
+        return hermitian_eigenvalues(matrices)
+    values: Tensor = torch.linalg.eigvalsh(matrices)
+    return values
+
+
+def _in_step(count: int, side: int, device: torch.device) -> bool:
+    """Whether so many matrices with `side` rows are decomposed by `ttsv.spectral.tridiagonal`."""
+    return count >= _LEAST_IN_STEP and not decomposes_in_batches(side, device)
 
 
 def _roots(squares: Tensor) -> Tensor:
@@ -97,7 +120,7 @@ def _by_gram(kernel: Tensor, geometry: PeriodicConv, index: Tensor, real: bool) 
     parts = []
     for part in grams.batches(index):
         matrices = grams.at(part)
-        values = _roots(torch.linalg.eigvalsh(matrices.real if real else matrices))
+        values = _roots(_eigenvalues(matrices.real if real else matrices))
         parts.append(values.reshape(len(part), groups * grams.side))
     return (torch.cat(parts) * scale).to(kernel.dtype)
 

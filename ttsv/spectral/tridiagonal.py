@@ -1,0 +1,231 @@
+"""Eigenvalues of a batch of Hermitian matrices by operations on the whole batch: for devices that launch kernels.
+
+CUDA's libraries decompose matrices of more than a few rows one by one, which leaves most of a card idle. Here each
+matrix goes the way that LAPACK takes (xHETRD, then xSTEDC), in step with all others, and nothing waits for the device:
+
+1. Householder reflections make the matrices tridiagonal, a column at a time (Golub & Van Loan, Matrix Computations,
+   8.3.1), their updates gathered for a panel of columns (xLATRD; Dongarra, Sorensen & Hammarling 1989). Moduli of the
+   elements beside the diagonal are enough: a diagonal unitary matrix takes away their phases.
+2. Divide and conquer (Cuppen 1981) finds the eigenvalues of the tridiagonal ones. Two halves are joined by the roots
+   of a secular equation (xLAED4), all of them bisected at once; of the halves' eigenvectors it needs no more than the
+   first and the last row, so that a join takes s^2 operations at size s, and all take log2(n) joins in sequence. Sturm
+   counts (Barth, Martin & Wilkinson 1967) would take n steps in sequence for each bit, or few, of the result.
+
+What makes divide and conquer stable is Gu & Eisenstat's (1995): roots are held as distances from the nearest pole,
+and eigenvectors belong to the weights of which the computed roots are the exact ones (Löwner's formula). They deflate
+where poles or weights coincide or vanish; here those are moved apart by less than rounding does, `_APART`, `_FLOOR`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_PANEL = 16
+"""Columns after which the rest of the matrix is updated; until then the products with it are corrected."""
+
+_POINTS = 2**22
+"""A pass over a secular equation evaluates as many terms (32 MiB), or more where bisection alone does: small ones are
+cut into more than two parts by a pass, as launching it takes as long."""
+
+_EXPONENT, _MANTISSA = 8, 52
+"""Bits of a root's distance from its pole: 2^-256 to 1 of half the distance between two poles."""
+
+_APART = 2.0**-70
+_FLOOR = 2.0**-60
+"""Least distance of two poles, least component of a weight vector, and least element beside the diagonal, where
+matrices have elements near 1: by less than rounding adds."""
+
+_LEAF = 8
+"""Halving ends where pieces are this small, or smaller; until then all halves of a size are one batch."""
+
+
+class Pieces(NamedTuple):
+    """Decomposed tridiagonal matrices: `values (b, s)`, and of their eigenvectors the first and last rows, (b, s)."""
+
+    values: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def hermitian_eigenvalues(matrices: Tensor, *, panel: int = _PANEL, points: int = _POINTS) -> Tensor:
+    """Returns the eigenvalues (b, n), real and ascending, of Hermitian matrices (b, n, n), on their device.
+
+    Errors are some roundings of their dtype, at worst n of them, times the largest magnitude of an eigenvalue. Each
+    matrix is scaled by a power of two, so that its elements may have any size whose largest is not subnormal. Values of
+    a matrix with an element that is not finite are NaN. Not differentiable; reads the upper triangle and the lower one.
+
+    Takes no more memory at once than twice the matrices, beside them. `panel`, `points`: see `_PANEL`, `_POINTS`.
+    """
+    real = matrices.real.dtype
+    count, side = matrices.shape[:2]
+    if not matrices.numel():
+        return matrices.new_zeros((count, side), dtype=real)
+    largest = torch.linalg.vector_norm(matrices.detach(), math.inf, dim=(-2, -1)).double()
+    scale = _power_of_two(largest)
+    diagonal, beside = tridiagonalize(matrices.detach() * scale.reciprocal().to(real)[:, None, None], panel)
+    values = tridiagonal_eigenvalues(diagonal.double(), beside.double(), points) * scale[:, None]
+    values += (largest - largest)[:, None]  # NaN where it is not finite
+    return values.to(real)
+
+
+def _power_of_two(numbers: Tensor) -> Tensor:
+    """The largest powers of two up to float64 numbers above 0; the least normal one for 0."""
+    exponents = numbers.view(torch.int64) & (0x7FF << 52)
+    return exponents.view(torch.float64).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def tridiagonalize(matrices: Tensor, panel: int = _PANEL) -> tuple[Tensor, Tensor]:
+    """Diagonals (b, n) and magnitudes of the elements beside them (b, n - 1) of similar tridiagonal matrices.
+
+    `matrices (b, n, n)`, Hermitian with elements up to about 1, are overwritten. Below, rows stand for the conjugates
+    of columns, as they lie in one piece: v and w, of `A - 2 (v w^H + w v^H)`, as rows of `vectors`.
+    """
+    count, side, _ = matrices.shape
+    real = matrices.real.dtype
+    beside = torch.empty((count, side - 1), dtype=real, device=matrices.device)
+    negligible = math.sqrt(torch.finfo(real).tiny / torch.finfo(real).eps)  # squares of smaller ones lose digits
+    lengths, corners = beside.unbind(1), matrices.diagonal(1, -2, -1).unbind(1)
+    for start in range(0, side - 2, panel):
+        end = min(start + panel, side - 2)
+        width = end - start
+        # The rows of v and w, from the middle outwards, and those of w and v: what there is so far is in one piece.
+        vectors = matrices.new_empty((count, 4 * width, side))
+        left, right = vectors[:, : 2 * width], vectors[:, 2 * width :]
+        for column in range(start, end):
+            place, behind = column - start, column + 1
+            filled = slice(width - place, width + place)
+            if place:
+                row = matrices[:, column : column + 1, column:]
+                row.baddbmm_(left[:, filled, column : column + 1].mH, right[:, filled, column:], alpha=-2)
+            row = matrices[:, column, behind:]
+            torch.linalg.vector_norm(row, dim=-1, out=lengths[column])
+            corners[column].add_(_aligned(lengths[column], corners[column]))
+            # Where there is nothing to reflect, v becomes as good as 0, and the reflection the identity.
+            norm = functional.threshold(torch.linalg.vector_norm(row, dim=-1), negligible, 1 / negligible)
+            both = vectors[:, width - 1 - place :: 2 * width + 1 + 2 * place, behind:]
+            torch.div(row[:, None].expand_as(both), norm[:, None, None], out=both)
+            v = both[:, :1]
+            product = v @ matrices[:, behind:, behind:]
+            if place:
+                product.baddbmm_(v @ left[:, filled, behind:].mH, right[:, filled, behind:], alpha=-2)
+            both = vectors[:, width + place : 3 * width - place : 2 * width - 1 - 2 * place, behind:]
+            torch.addcmul(product.expand_as(both), product @ v.mH, v, value=-1, out=both)
+        matrices[:, end:, end:].baddbmm_(left[:, :, end:].mH, right[:, :, end:], alpha=-2)
+    if side > 1:
+        torch.abs(corners[-1], out=lengths[-1])
+    return matrices.diagonal(0, -2, -1).real, beside
+
+
+def _aligned(lengths: Tensor, directions: Tensor) -> Tensor:
+    """Numbers of these magnitudes with the phases of others, 1 for those of zeros."""
+    if directions.is_complex():
+        return torch.polar(lengths, directions.angle())
+    return torch.copysign(lengths, directions)
+
+
+def tridiagonal_eigenvalues(diagonal: Tensor, beside: Tensor, points: int = _POINTS) -> Tensor:
+    """Eigenvalues (b, n), ascending, of real tridiagonal matrices with elements near 1 or smaller, in float64.
+
+    `diagonal (b, n)`; `beside (b, n - 1)`: magnitudes of the elements beside it.
+    """
+    side = diagonal.shape[-1]
+    pieces = 1
+    while side > _LEAF * pieces:
+        pieces *= 2
+    padding = -side % pieces
+    # A bound of all eigenvalues, so that what stands for nothing comes last.
+    above = diagonal.abs().amax(-1, keepdim=True) + 2 * functional.pad(beside, (0, 1)).amax(-1, keepdim=True) + 1
+    beside = functional.pad(beside, (0, padding)).clamp_min(_FLOOR)
+    diagonal = torch.cat([diagonal, (2 * above).expand(-1, padding)], dim=-1)
+    # Each element beside the diagonal is torn: b at the corners of two pieces goes to their join.
+    torn = diagonal - functional.pad(beside, (0, 1)) - functional.pad(beside, (1, 0))
+    return _decompose(torn, beside, points, values_only=True).values.sort(dim=-1).values[:, :side]
+
+
+def _decompose(torn: Tensor, beside: Tensor, points: int, *, values_only: bool = False) -> Pieces:
+    """Decomposes matrices, given the diagonals (b, s) that are left of them and what is beside these (b, s - 1)."""
+    count, side = torn.shape
+    if side == 1:
+        return Pieces(torn, torch.ones_like(torn), torch.ones_like(torn))
+    half = side // 2
+    upper, lower = beside[:, : half - 1], beside[:, half:]
+    if side % 2:
+        pieces = _decompose(torn[:, :half], upper, points), _decompose(torn[:, half:], lower, points)
+    else:
+        both = _decompose(torn.reshape(2 * count, half), torch.stack([upper, lower], 1).flatten(0, 1), points)
+        pieces = Pieces(*(part[0::2] for part in both)), Pieces(*(part[1::2] for part in both))
+    return _joined(*pieces, beside[:, half - 1 : half], points, values_only=values_only)
+
+
+def _joined(upper: Pieces, lower: Pieces, coupling: Tensor, points: int, *, values_only: bool) -> Pieces:
+    """The matrix of two pieces on its diagonal, plus `coupling (b, 1)` times `u u^T`, u being 1 where they meet.
+
+    In the basis of their eigenvectors that is `diag(poles) + coupling z z^T`; its eigenvalues are the roots of
+    `1 + sum_i weight_i / (pole_i - x)`, with weights `coupling z_i^2`: one above each pole.
+    """
+    poles, order = torch.cat([upper.values, lower.values], dim=-1).sort(dim=-1)
+    z = torch.cat([upper.last, lower.first], dim=-1).gather(-1, order)
+    weights = coupling * z.square().clamp_min(_FLOOR**2)
+    side = poles.shape[-1]
+    own = torch.arange(side, device=poles.device).expand_as(poles)
+    between = _differences(poles, own)
+    # No root is further above the last pole than the sum of weights; it is always sought from there.
+    half = torch.cat([between.diagonal(-1, -2, -1) / 2, weights.sum(-1, keepdim=True)], dim=-1)
+    before_middle = ((weights[:, :, None] / (between - half[:, None])).sum(-2) > -1) | (own == side - 1)
+    # From the nearer pole all distances are exact to a few roundings; those from the pole behind are turned around.
+    nearest = own + ~before_middle
+    sense = before_middle.to(poles.dtype).mul(2).sub(1)
+    distances = sense[:, None] * _differences(poles, nearest)
+    share = _bisected(distances, weights, half, -sense, points)
+    values = poles.gather(-1, nearest) + sense * half * share
+    if values_only:
+        return Pieces(values, values, values)
+    distances.addcmul_(half[:, None], share[:, None], value=-1)
+    # Löwner's formula: the weights for which these roots are exact.
+    between.diagonal(dim1=-2, dim2=-1).fill_(1)
+    exact = torch.copysign((distances / between).prod(-1).abs().sqrt(), z)
+    vectors = exact[:, :, None] / distances
+    ends = torch.stack(
+        [
+            functional.pad(upper.first, (0, side - upper.first.shape[-1])).gather(-1, order),
+            functional.pad(lower.last, (side - lower.last.shape[-1], 0)).gather(-1, order),
+        ],
+        dim=1,
+    )
+    first, last = (ends @ vectors / torch.linalg.vector_norm(vectors, dim=-2, keepdim=True)).unbind(1)
+    return Pieces(values, first, last)
+
+
+def _differences(poles: Tensor, origins: Tensor) -> Tensor:
+    """`pole_i - pole_origin(j)`, (b, s, s), of ascending poles (b, s), no two of them closer than `_APART`."""
+    places = torch.arange(poles.shape[-1], device=poles.device)
+    steps = places[:, None] - origins[:, None]
+    return (poles[:, :, None] - poles.gather(-1, origins)[:, None]).add_(steps, alpha=_APART)
+
+
+def _bisected(distances: Tensor, weights: Tensor, half: Tensor, level: Tensor, points: int) -> Tensor:
+    """The shares y (b, s) of `half (b, s)` at which `sum_i weight_i / (distance_ij - half_j y_j)` comes to its `level`.
+
+    The sum rises with y. Bits of y are found from the first on, as numbers above 0 have the order of their bits.
+    """
+    count, side = half.shape
+    bits, left = 1, _EXPONENT + _MANTISSA
+    while 2 ** (bits + 1) * count * side**2 <= points and bits < 4:
+        bits += 1
+    found = torch.full_like(half, 2.0 ** -(2**_EXPONENT)).view(torch.int64)[:, None]
+    parts = torch.arange(1, 2**bits, device=half.device)[:, None]
+    distances, half, level = distances[:, None], half[:, None], level[:, None]
+    terms = torch.empty((count, 2**bits - 1, side, side), dtype=half.dtype, device=half.device)
+    while left:
+        step = min(bits, left)
+        left -= step
+        tried = torch.add(found, parts[: 2**step - 1], alpha=2**left)
+        part = terms[:, : 2**step - 1]
+        torch.addcmul(distances, half[:, :, None], tried.view(torch.float64)[:, :, None], value=-1, out=part)
+        torch.div(weights[:, None, :, None], part, out=part)
+        passed = part.sum(-2) < level
+        found = torch.add(found, passed.sum(1, keepdim=True), alpha=2**left)
+    return found[:, 0].view(torch.float64)
