@@ -28,7 +28,8 @@ def hermitian(dense: "Dense", count: int, side: int, *, seed: int, dtype: torch.
     frames = torch.linalg.qr(torch.view_as_complex(parts)).Q
     values = dense.gaussian(count, side, seed=seed + 1).abs() ** 3
     values[::3, :2] = 4.0
-    return ((frames * values.unsqueeze(-2)) @ frames.mH).to(dtype)
+    found: Tensor = ((frames * values.unsqueeze(-2)) @ frames.mH).to(dtype)
+    return found
 
 
 @pytest.mark.parametrize("batched", [True, False])
