@@ -19,7 +19,7 @@ from ttsv.precision import deterministic_algorithms, full_precision, training_pr
 from ttsv.results import TrialResult
 from ttsv.runtime import CUBLAS_WORKSPACE, require_determinism
 from ttsv.spectral.clamping import clamp_conv
-from ttsv.spectral.clipping import ClipOptions, clip_conv, clip_matrix, clip_measured, clip_tt
+from ttsv.spectral.clipping import ClipOptions, clip_conv, clip_matrix, clip_stack, clip_tt, measured
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv
 from ttsv.training import loop
@@ -68,7 +68,10 @@ def test_settings_are_restored_after_errors_and_when_nested(relaxed: tuple[str, 
     "measure",
     [
         lambda kernel: clip_conv(kernel, 1.0, 4),
-        lambda kernel: clip_measured(kernel, PeriodicConv.of(kernel, 4), ClipOptions(1.0)),
+        lambda kernel: clip_stack([kernel], PeriodicConv.of(kernel, 4), [1.0], ClipOptions(1.0, rescale=True)),
+        lambda kernel: measured(
+            clip_stack([kernel], PeriodicConv.of(kernel, 4), [1.0], ClipOptions(1.0)), PeriodicConv.of(kernel, 4)
+        ),
         lambda kernel: clip_tt(torch.eye(6), kernel, torch.eye(6), 1.0, 4),
         lambda kernel: clip_matrix(kernel[..., 0], 1.0),
         lambda kernel: clamp_conv(kernel, 0.1, 1.0, 4),

@@ -17,7 +17,7 @@ which take more where there is more and do with less."""
 
 GRADIENTS_AT_ONCE = 8 << 20
 """Bytes of gradients after which parameters are stepped within the backward pass."""
-_CLIPPING_PART, _CLIPPING_TIMES = 1 << 28, 10
+_CLIPPING_PART, _CLIPPING_TIMES = 3 << 27, 10
 """Bytes of matrices that clipping works on at once on a card, and how many times as much it holds meanwhile."""
 _SPECTRA_PART, _SPECTRA_TIMES = 1 << 26, 4
 """The same of singular values."""
@@ -126,7 +126,8 @@ def _memory(of: _Decides) -> TrialMemory | None:
     # Without gradients and in float32. A better epoch's weights are copied before the former are let go.
     validated = max(_PASSES * predicted.widest * of.batch_size // _PREDICTED, weights)
     clipping = _CLIPPING_TIMES * min(step.symbol, _CLIPPING_PART) if of.clips else 0
-    training = weights * (1 + of.copies) + step.parameters * of.moments + images + labels
+    # Clipped kernels are kept until their norms are asked for.
+    training = weights * (1 + of.copies + of.clips) + step.parameters * of.moments + images + labels
     spectra = _SPECTRA_TIMES * min(step.symbol, _SPECTRA_PART)
     evaluation = weights * (1 + of.keeps_best) + (held_out + test) * (pixels + _LABEL)
     return TrialMemory(

@@ -1,7 +1,8 @@
 """Singular values clipped to a threshold, and kept above a floor."""
 
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,15 @@ from ttsv.constraints.operators import (
     sizes_to_control,
 )
 from ttsv.constraints.projection import Projection, first_not_finite
-from ttsv.constraints.protocol import LayerNorms
+from ttsv.constraints.protocol import ConstraintReport, ConstraintState, LayerNorms
 from ttsv.errors import DivergedError
 from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
 from ttsv.spectral.clamping import check_limits, clamp_kernel, clamp_matrix
-from ttsv.spectral.clipping import ClipOptions, clip_kernel, clip_measured, clip_stack
+from ttsv.spectral.clipping import ClipOptions, Clipped, clip_kernel, clip_stack, measured
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
 from ttsv.spectral.singular_values import periodic_singular_values
-from ttsv.spectral.symbol import Size
+from ttsv.spectral.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -74,6 +75,7 @@ class Clip(Projection):
         self.floor = floor
         self.linear = linear
         self._around: dict[str, float] = {}
+        self._unread: list[_Unread] = []
 
     @property
     def delta(self) -> float:
@@ -89,40 +91,62 @@ class Clip(Projection):
         """
         self._sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=self.linear)
 
+    def report(self) -> ConstraintReport:
+        """Returns what the last projection achieved; what was not measured then is measured now."""
+        if self._unread:
+            start = time.perf_counter()
+            norms = dict(self._report.layers)
+            for unread in self._unread:
+                norms |= unread.read()
+            self._unread = []
+            names = [*(self._sizes or ()), *norms]
+            layers = {name: norms[name] for name in dict.fromkeys(names) if name in norms}
+            self._report = replace(
+                self._report, layers=layers, seconds=self._report.seconds + time.perf_counter() - start
+            )
+        return super().report()
+
+    def state_dict(self) -> ConstraintState:
+        """Returns the report as plain data."""
+        self.report()
+        return super().state_dict()
+
+    def load_state_dict(self, state: ConstraintState) -> None:
+        """Takes up the saved report."""
+        self._unread = []
+        super().load_state_dict(state)
+
     def _project_layers(self, layers: Mapping[str, nn.Module], force: bool) -> dict[str, LayerNorms]:
         self._around = self._make_frames_orthonormal(layers)
-        found: dict[str, LayerNorms] = {}
-        for names in self._stacks(layers):
-            found |= self._clip_stack({name: layers[name] for name in names})
-        rest = {name: layer for name, layer in layers.items() if name not in found}
-        found |= super()._project_layers(rest, force)
-        return {name: found[name] for name in layers}
+        stacks = self._stacks(layers)
+        self._unread = [self._clip_stack({name: layers[name] for name in names}) for names in stacks]
+        clipped = {name for names in stacks for name in names}
+        return super()._project_layers({name: layers[name] for name in layers if name not in clipped}, force)
 
     def _stacks(self, layers: Mapping[str, nn.Module]) -> list[list[str]]:
-        """Names of layers that are clipped together: of one shape and geometry, on devices that gain by it."""
+        """Names of layers that are clipped as they are stored: those of one geometry together, on devices that gain."""
         if self.floor is not None or self.operator != "periodic":
             return []
         found: dict[Hashable, list[str]] = {}
         for name, layer in layers.items():
             if isinstance(layer, TTConv | Convolution | TransposedConvolution):
                 kernel, periodic = layer_kernel(layer), layer_geometry(layer, self._seen(name)).periodic_counterpart
-                if gains_by_stacks(kernel.device) and at_least_single(kernel) is kernel and not periodic.folds:
-                    found.setdefault((kernel.shape, kernel.dtype, kernel.device, periodic), []).append(name)
-        return [names for names in found.values() if len(names) > 1]
+                if at_least_single(kernel) is kernel:
+                    together = gains_by_stacks(kernel.device) and not periodic.folds
+                    key = (kernel.shape, kernel.dtype, kernel.device, periodic) if together else name
+                    found.setdefault(key, []).append(name)
+        return list(found.values())
 
-    def _clip_stack(self, layers: Mapping[str, nn.Module]) -> dict[str, LayerNorms]:
+    def _clip_stack(self, layers: Mapping[str, nn.Module]) -> "_Unread":
         kernels, deltas = {}, {}
         for name, layer in layers.items():
             assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
             kernels[name], deltas[name] = layer_kernel(layer), self._core_delta(name)
             geometry = layer_geometry(layer, self._seen(name)).periodic_counterpart
-        found = {}
         clips = clip_stack(list(kernels.values()), geometry, list(deltas.values()), self.options)
-        for (name, kernel), clipped in zip(kernels.items(), clips, strict=True):
-            kernel.copy_(clipped.kernel)
-            around = self._around.get(name, 1.0)
-            found[name] = LayerNorms(clipped.before * around, clipped.after * around)
-        return found
+        for kernel, clip in zip(kernels.values(), clips, strict=True):
+            kernel.copy_(clip.kernel)
+        return _Unread({name: self._around.get(name, 1.0) for name in layers}, clips, geometry)
 
     def _seen(self, name: str) -> tuple[int, ...]:
         assert self._sizes is not None, "bound before it projects"
@@ -170,9 +194,6 @@ class Clip(Projection):
     def _clip_kernel(self, stored: Tensor, geometry: LayerGeometry, options: ClipOptions) -> tuple[Tensor, LayerNorms]:
         kernel = at_least_single(stored)
         periodic = geometry.periodic_conv(kernel)
-        if self.floor is None and self.operator == "periodic" and kernel.dtype == stored.dtype:
-            measured = clip_measured(kernel, periodic, options)
-            return measured.kernel, LayerNorms(measured.before, measured.after)
 
         def norm(other: Tensor) -> float:
             return operator_norm(other.to(stored.dtype), geometry, self.operator)
@@ -186,3 +207,24 @@ class Clip(Projection):
             clipped, after = rescale_to_target(clipped, options.delta, norm, after)
         smallest = None if self.floor is None else periodic_singular_values(clipped, periodic).min().item()
         return clipped, LayerNorms(before, after, smallest, MEASURES[self.operator])
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """What was clipped together, whose norms are measured when they are asked for: `around` is by name, see `Clip`.
+
+    Until the next projection it keeps the clipped kernels, as steps change those of the layers.
+    """
+
+    around: Mapping[str, float]
+    clips: Sequence[Clipped]
+    geometry: PeriodicConv
+
+    @torch.no_grad()
+    def read(self) -> dict[str, LayerNorms]:
+        """The norms of the layers, by name."""
+        norms = measured(self.clips, self.geometry)
+        return {
+            name: LayerNorms(before * around, after * around)
+            for (name, around), (before, after) in zip(self.around.items(), norms, strict=True)
+        }

@@ -20,6 +20,7 @@ from ttsv.spectral.norms import (
     clip_algorithm,
     indices_above,
     largest_eigenvalues,
+    norms_to_rescale,
     owners_of,
     power_estimates,
     power_of_two,
@@ -27,6 +28,7 @@ from ttsv.spectral.norms import (
     stacked,
     stored_norm,
     stored_norms,
+    surely_below,
 )
 from ttsv.spectral.symbol import Frequencies, PeriodicConv, Size
 from ttsv.spectral.thresholding import DOUBLE_RANGE, soft_threshold_by_factors, soft_threshold_by_pairs
@@ -57,16 +59,17 @@ class ClipOptions:
             raise ConfigError("algorithm", self.algorithm, fix)
 
 
-class MeasuredClip(NamedTuple):
-    """A clipped kernel with the periodic operator's norm before and after.
+class Clipped(NamedTuple):
+    """A clipped kernel, and of the periodic operator's norm before and after what is known already.
 
-    `after` is measured, but for a kernel that `rescale` multiplied and whose norm `stored_norm` does not take in
-    float64: there it is delta, which bounds it.
+    `before` is 0 where that was at most delta: then it is the norm after, too. `after` is None where it is not measured
+    yet, and delta for a kernel that `rescale` multiplied and whose norm `stored_norm` does not take in float64: there
+    delta bounds it.
     """
 
     kernel: Tensor
     before: float
-    after: float
+    after: float | None
 
 
 def clip_conv(
@@ -148,35 +151,40 @@ def clip_kernel(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) ->
 
 
 @full_precision()
-def clip_measured(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> MeasuredClip:
-    """Clips as `clip_kernel` does, and says which norms the periodic operator had and has."""
-    clipped, above = _alternate(kernel.detach(), geometry, options, owners=1)
-    after = stored_norm(clipped, geometry)
-    before = above[0] or after
-    if options.rescale:
-        clipped, after = rescale_to_norm(clipped, options.delta, geometry, after)
-    return MeasuredClip(clipped, before, after)
-
-
-@full_precision()
 def clip_stack(
     kernels: Sequence[Tensor], geometry: PeriodicConv, deltas: Sequence[float], options: ClipOptions
-) -> list[MeasuredClip]:
-    """Returns `clip_measured` of several kernels of one shape, dtype and geometry, each with its own delta.
+) -> list[Clipped]:
+    """Clips several kernels of one shape, dtype and geometry as `clip_kernel` does, each to its own delta.
 
     All are decomposed together, as the groups of one convolution, and clipped to the least delta: those that differ by
     more than roundings are not meant to be clipped so. Where the norm of one kernel asks for float64, all take it.
     """
     stack, around = stacked([kernel.detach() for kernel in kernels], geometry)
     clipped, above = _alternate(stack, around, replace(options, delta=min(deltas)), owners=len(kernels))
-    afters = stored_norms(clipped, around, len(kernels))
+    parts = clipped.chunk(len(kernels))
+    if not options.rescale:
+        return [Clipped(part, before, None) for part, before in zip(parts, above, strict=True)]
+    if geometry.folds:
+        norms = [stored_norm(part, geometry) for part in parts]
+    else:
+        norms = norms_to_rescale(clipped, around, deltas, clipped=any(above))
     found = []
-    for part, delta, norm, after in zip(clipped.chunk(len(kernels)), deltas, above, afters, strict=True):
-        kernel, before = part, norm or after
-        if options.rescale:
-            kernel, after = rescale_to_norm(part, delta, geometry, after)
-        found.append(MeasuredClip(kernel, before, after))
+    for part, delta, before, norm in zip(parts, deltas, above, norms, strict=True):
+        kernel, after = rescale_to_norm(part, delta, geometry, norm)
+        found.append(Clipped(kernel, before, after or None))
     return found
+
+
+@full_precision()
+def measured(clips: Sequence[Clipped], geometry: PeriodicConv) -> list[tuple[float, float]]:
+    """Returns the norms before and after of each of the clips that `clip_stack` made of kernels of this geometry."""
+    unknown = [clip.kernel for clip in clips if clip.after is None]
+    if geometry.folds:
+        norms = iter([stored_norm(kernel, geometry) for kernel in unknown])
+    else:
+        norms = iter(stored_norms(*stacked(unknown, geometry), len(unknown)) if unknown else [])
+    afters = [next(norms) if clip.after is None else clip.after for clip in clips]
+    return [(clip.before or after, after) for clip, after in zip(clips, afters, strict=True)]
 
 
 def _algorithm(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> Algorithm:
@@ -235,6 +243,8 @@ def _change(
     """
     change, squares = torch.zeros_like(kernel), kernel.new_zeros(max(1, owners))
     level = delta * delta
+    # What is not above this needs no rescaling either.
+    least = (delta * surely_below(kernel.dtype)) ** 2
     most = _SINGLE_RANGE**2 * level if kernel.dtype == torch.float32 else math.inf
     tolerance = 32 * torch.finfo(kernel.dtype).eps
     order = torch.arange(len(frequencies.index), device=kernel.device)
@@ -243,7 +253,7 @@ def _change(
         matrices = grams.at(index)
         owner = owners_of(matrices, grams.geometry, len(squares))
         if leading is None:
-            which = indices_above(matrices, level)
+            which = indices_above(matrices, least)
             if not len(which):
                 continue
             chosen = matrices[which]
@@ -257,9 +267,9 @@ def _change(
             # Those that are refused change nothing here, and are waited for once.
             factors = torch.where(certified[:, None, None], factors, 0)
             change -= soft_threshold_by_factors(kernel, grams, factors, which, index, count)
-            pairs_above = eigenpairs_above(matrices, which[~certified], level)
+            pairs_above = eigenpairs_above(matrices, which[~certified], least)
         else:
-            pairs_above = leading.above(matrices, level)
+            pairs_above = leading.above(matrices, least)
         for pairs in pairs_above:
             squares = squares.scatter_reduce(0, owner[pairs.which], pairs.values.amax(dim=1), "amax")
             if squares.max().item() > most:

@@ -17,8 +17,8 @@ from ttsv.spectral.symbol import Lags, PeriodicConv
 _PART_BYTES = 2**24
 """Gram matrices of at most this many bytes (16 MiB) are held at once, or one frequency's where that is more."""
 
-_DEVICE_PART_BYTES = 2**28
-"""As much (256 MiB) on other devices than the CPU: many matrices keep them busy, and each part is waited for.
+_DEVICE_PART_BYTES = 3 * 2**27
+"""As much (384 MiB) on other devices than the CPU: many matrices keep them busy, and each part is waited for.
 
 Clipping holds some ten times as much for a while."""
 

@@ -10,11 +10,13 @@ from torch.nn.utils import parametrize
 
 from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms
 from ttsv.constraints.operators import rescale_to_target
-from ttsv.layers import SOCTT, FrameKind, TTConv, TTConv2d, tensorize
+from ttsv.layers import SOCTT, FrameKind, TTConv, TTConv2d, layer_kernel, tensorize
 from ttsv.spectral import norms as measures
 from ttsv.spectral.clamping import clamp_conv
 from ttsv.spectral.clipping import clip_conv, clip_matrix, clip_stack
-from ttsv.spectral.network import model_spectra
+from ttsv.spectral.geometry import layer_geometry
+from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
+from ttsv.spectral.norms import largest_eigenvalues, stored_norm
 from ttsv.spectral.singular_values import conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv
 
@@ -337,7 +339,9 @@ def test_layers_of_one_shape_are_clipped_together_to_the_same_numbers(
         stacks = Mock(wraps=clip_stack)
         monkeypatch.setattr("ttsv.constraints.clip.clip_stack", stacks)
         clip.project(model, 1)
-        assert [len(call.args[0]) for call in stacks.call_args_list] == ([3, 3] if together else [])
+        sizes = [len(call.args[0]) for call in stacks.call_args_list]
+        assert [size for size in sizes if size > 1] == ([3, 3] if together else [])
+        assert sum(sizes) == len(clip.report().layers)
         found.append((model, clip.report().layers))
     (alone, expected), (stacked, norms) = found
     close = 1e-10 if dtype == torch.float64 else 3e-6
@@ -362,3 +366,47 @@ def test_other_clips_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch, options:
     half, clip = stage(torch.bfloat16, "free"), Clip(0.7, every=1)
     clip.bind(half, 8)
     clip.project(half, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_norms_are_those_of_the_projection_whenever_they_are_asked_for(dtype: torch.dtype) -> None:
+    """Steps that come between change nothing in them, nor does a state that is saved and loaded."""
+    model, clip = stage(dtype, "free"), Clip(0.7, every=1)
+    clip.bind(model, 8)
+    clip.project(model, 1)
+    with torch.no_grad():
+        stored = {name: layer_kernel(layer).clone() for name, layer in spectral_layers(model).items()}  # type: ignore[arg-type]
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    report = clip.report()
+    assert list(report.layers) == list(stored)
+    assert (report.projections, clip.report()) == (1, report)
+    sizes = layer_input_sizes(model, 8)
+    for name, layer in spectral_layers(model).items():
+        norm = stored_norm(stored[name], layer_geometry(layer, sizes[name]).periodic_counterpart)  # type: ignore[arg-type]
+        assert report.layers[name].after == pytest.approx(norm, rel=1e-5)
+    other = Clip(0.7, every=1)
+    other.bind(model, 8)
+    other.project(model, 2)
+    other.load_state_dict(clip.state_dict())
+    assert other.report() == report
+
+
+def test_a_clip_of_nothing_measures_no_norm_until_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clip = stage(torch.float32, "free"), Clip(1e3, every=1)
+    clip.bind(model, 8)
+    clip.project(model, 1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    # No bound by row and column sums, and nothing so small that float64 measures it: Gram matrices are tested.
+    delta = 1.01 * max(norms.after for norms in clip.report().layers.values())
+    monkeypatch.setattr("ttsv.spectral.norms._CHEAP_WORK", 0)
+    looked = Mock(wraps=largest_eigenvalues)
+    monkeypatch.setattr("ttsv.spectral.norms.largest_eigenvalues", looked)
+    clip = Clip(delta, every=1)
+    clip.bind(model, 8)
+    clip.project(model, 1)
+    assert looked.call_count == 0
+    assert max(norms.after for norms in clip.report().layers.values()) == pytest.approx(delta / 1.01, rel=1e-5)
+    assert looked.call_count > 0
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=1e-6, atol=1e-7)

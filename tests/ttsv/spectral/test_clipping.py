@@ -1,5 +1,5 @@
 import math
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -11,13 +11,12 @@ from torch import Tensor
 from tests.examples import examples
 from ttsv.spectral.clipping import (
     ClipOptions,
-    MeasuredClip,
     clip_conv,
     clip_matrix,
-    clip_measured,
     clip_stack,
     clip_tt,
     divide_conv,
+    measured,
 )
 from ttsv.spectral.krylov import LeadingPairs
 from ttsv.spectral.norms import Algorithm, clip_algorithm
@@ -46,9 +45,28 @@ def measured_clip(
     rescale: bool = False,
     algorithm: Algorithm | None = None,
     **geometry: Any,
-) -> MeasuredClip:
+) -> "Measured":
     options = ClipOptions(delta, rounds, rescale, algorithm)
-    return clip_measured(kernel, PeriodicConv.of(kernel, input_size, **geometry), options)
+    return measured_alone(kernel, PeriodicConv.of(kernel, input_size, **geometry), options)
+
+
+class Measured(NamedTuple):
+    """A clipped kernel, and the norms that are told of it."""
+
+    kernel: Tensor
+    before: float
+    after: float
+
+
+def measured_stack(
+    kernels: list[Tensor], geometry: PeriodicConv, deltas: list[float], options: ClipOptions
+) -> list[Measured]:
+    clips = clip_stack(kernels, geometry, deltas, options)
+    return [Measured(clip.kernel, *norms) for clip, norms in zip(clips, measured(clips, geometry), strict=True)]
+
+
+def measured_alone(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> Measured:
+    return measured_stack([kernel], geometry, [options.delta], options)[0]
 
 
 @examples(200)
@@ -132,9 +150,9 @@ def test_kernels_of_one_geometry_are_clipped_together_as_each_by_itself(dense: "
     options = ClipOptions(delta, rounds, rescale, data.draw(st.sampled_from(("eigh", "sign"))))
     # Thresholds as roundings of frames leave them; the least is everybody's.
     deltas = [delta * (1 + place * 1e-14) for place in range(count)]
-    found = clip_stack(kernels, geometry, deltas, options)
+    found = measured_stack(kernels, geometry, deltas, options)
     for kernel, one in zip(kernels, found, strict=True):
-        alone = clip_measured(kernel, geometry, options)
+        alone = measured_alone(kernel, geometry, options)
         scale = max(torch.linalg.vector_norm(alone.kernel).item(), delta)
         assert torch.linalg.vector_norm(one.kernel - alone.kernel) <= 1e-8 * scale
         assert one.before == pytest.approx(alone.before, rel=1e-9, abs=1e-12)
@@ -145,8 +163,8 @@ def test_kernels_of_one_geometry_are_clipped_together_as_each_by_itself(dense: "
 def test_a_stack_in_float32_takes_float64_where_one_kernel_asks_for_it(dense: "Dense") -> None:
     kernels = [(size * dense.gaussian(6, 6, 3, 3, seed=place)).float() for place, size in enumerate((0.05, 5.0))]
     geometry, options = PeriodicConv.of(kernels[0], 8), ClipOptions(1.0, rescale=True, algorithm="sign")
-    for kernel, one in zip(kernels, clip_stack(kernels, geometry, [1.0, 1.0], options), strict=True):
-        exact = clip_measured(kernel.double(), geometry, options)
+    for kernel, one in zip(kernels, measured_stack(kernels, geometry, [1.0, 1.0], options), strict=True):
+        exact = measured_alone(kernel.double(), geometry, options)
         assert one.kernel.dtype == torch.float32
         assert relative(one.kernel, exact.kernel.float()) <= 4e-6  # what a rescale leaves
         assert conv_singular_values(one.kernel.double(), 8).max().item() <= 1
