@@ -327,9 +327,9 @@ def _in_float64(kernel: Tensor, geometry: PeriodicConv) -> bool:
 # | CUDA | to 32 | eigh | the same |
 # | CUDA | above 32 | sign | the same, with repeated squaring for eigenvalues |
 #
-# A complex product takes a fifth or sixth of a decomposition's time on a CPU: 50 of them never pay. On CUDA matrices with
-# more than 32 rows are decomposed one by one: on an H200 one of complex128 with 192 rows takes 1.7 ms, and a product of
-# 1028 of complex64 1.1 ms. `benchmarks/clipping.py --device cuda` measures all three algorithms for each shape.
+# A complex product takes a fifth or sixth of a decomposition's time on a CPU: 50 of them never pay. On CUDA matrices
+# with more than 32 rows are decomposed one by one: on an H200 one of complex128 with 192 rows takes 1.7 ms, and a
+# product of 1028 of complex64 1.1 ms. `benchmarks/clipping.py --device cuda` measures all three for each shape.
 Algorithm = Literal["eigh", "krylov", "sign"]
 
 LEAST_KRYLOV_SIDE = 96
