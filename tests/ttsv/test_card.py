@@ -394,12 +394,12 @@ def test_convolutions_of_steps_are_chosen_by_measuring(
     assert seen == {not deterministic}
 
 
-@pytest.mark.parametrize(("layer", "most"), [("dense", 60), ("tt", 75)])
+@pytest.mark.parametrize(("layer", "most"), [("dense", 28), ("tt", 46)])
 def test_a_second_clip_waits_for_what_it_finds_alone(cards: PretendedCards, layer: str, most: int) -> None:
     """Tables of geometries are on the card since the first; kernels of one shape are waited for together.
 
-    It found 54 and 68, in thirteen layers: one more a layer is too many. What is waited for are norms,
-    Cholesky tests and what these leave to decompose.
+    It found 23 and 41, in thirteen layers of which nine go together: one more a layer is too many. What is waited for
+    are Cholesky tests and what these leave to decompose.
     """
     torch.manual_seed(0)
     model = create_model("wrn16-1", num_classes=4, image_size=16, layer=layer, rank=6)
