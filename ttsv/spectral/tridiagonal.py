@@ -64,7 +64,8 @@ def hermitian_eigenvalues(matrices: Tensor, *, panel: int = _PANEL, points: int 
     matrix is scaled by a power of two, so that its elements may have any size whose largest is not subnormal. Values of
     a matrix with an element that is not finite are NaN. Not differentiable; reads the upper triangle and the lower one.
 
-    Takes no more memory at once than twice the matrices, beside them. `panel`, `points`: see `_PANEL`, `_POINTS`.
+    Beside the matrices it takes up to one and a half times their memory, and 32 MiB. `panel`, `points`: see `_PANEL`,
+    `_POINTS`.
     """
     real = matrices.real.dtype
     count, side = matrices.shape[:2]
@@ -125,7 +126,7 @@ def tridiagonalize(matrices: Tensor, panel: int = _PANEL) -> tuple[Tensor, Tenso
         matrices[:, end:, end:].baddbmm_(left[:, end:], right[:, :, end:], alpha=-2)
     if side > 1:
         torch.abs(corners[-1], out=lengths[-1])
-    return matrices.diagonal(0, -2, -1).real, beside
+    return matrices.diagonal(0, -2, -1).real.clone(), beside  # a view would keep the matrices
 
 
 def _aligned(lengths: Tensor, directions: Tensor) -> Tensor:
@@ -179,23 +180,21 @@ def _joined(upper: Pieces, lower: Pieces, coupling: Tensor, points: int, *, valu
     z = torch.cat([upper.last, lower.first], dim=-1).gather(-1, order)
     weights = coupling * z.square().clamp_min(_FLOOR**2)
     side = poles.shape[-1]
-    own = torch.arange(side, device=poles.device).expand_as(poles)
-    between = _differences(poles, own)
-    # No root is further above the last pole than the sum of weights; it is always sought from there.
-    half = torch.cat([between.diagonal(-1, -2, -1) / 2, weights.sum(-1, keepdim=True)], dim=-1)
-    before_middle = ((weights[:, :, None] / (between - half[:, None])).sum(-2) > -1) | (own == side - 1)
+    places = torch.arange(side, device=poles.device)
+    half, behind_middle = _intervals(poles, places, weights)
     # From the nearer pole all distances are exact to a few roundings; those from the pole behind are turned around.
-    nearest = own + ~before_middle
-    sense = before_middle.to(poles.dtype).mul(2).sub(1)
-    distances = sense[:, None] * _differences(poles, nearest)
+    nearest = places + behind_middle
+    sense = 1 - 2 * behind_middle.to(poles.dtype)
+    distances = _differences(poles, nearest).mul_(sense[:, None])
     beyond = _roots_from_poles(distances, weights, half, -sense, points)
     values = poles.gather(-1, nearest) + sense * beyond
     if values_only:
         return Pieces(values, values, values)
     distances -= beyond[:, None]
     # Löwner's formula: the weights for which these roots are exact.
+    between = _differences(poles, places)
     between.diagonal(dim1=-2, dim2=-1).fill_(1)
-    exact = torch.copysign((distances / between).prod(-1).abs().sqrt(), z)
+    exact = torch.copysign(between.reciprocal_().mul_(distances).prod(-1).abs().sqrt(), z)
     vectors = exact[:, :, None] / distances
     ends = torch.stack(
         [
@@ -208,11 +207,26 @@ def _joined(upper: Pieces, lower: Pieces, coupling: Tensor, points: int, *, valu
     return Pieces(values, first, last)
 
 
+def _intervals(poles: Tensor, places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Half of the distance from each pole to the next (b, s), and whether the root between them is in the second half.
+
+    No root is further above the last pole than the sum of weights: that is its half, and the root in the first one.
+    """
+    between = _differences(poles, places)
+    half = torch.cat([between.diagonal(-1, -2, -1) / 2, weights.sum(-1, keepdim=True)], dim=-1)
+    between -= half[:, None]
+    sums = torch.div(weights[:, :, None], between, out=between).sum(-2)
+    return half, (sums < -1) & (places < len(places) - 1)
+
+
 def _differences(poles: Tensor, origins: Tensor) -> Tensor:
-    """`pole_i - pole_origin(j)`, (b, s, s), of ascending poles (b, s), no two of them closer than `_APART`."""
+    """`pole_i - pole_origin(j)`, (b, s, s), of ascending poles (b, s), no two of them closer than `_APART`.
+
+    `origins`: (b, s), or (s,) for all. What moves poles apart is added to differences, as poles would not show it.
+    """
     places = torch.arange(poles.shape[-1], device=poles.device)
-    steps = places[:, None] - origins[:, None]
-    return (poles[:, :, None] - poles.gather(-1, origins)[:, None]).add_(steps, alpha=_APART)
+    steps = places[:, None] - origins[..., None, :]
+    return (poles[:, :, None] - poles.gather(-1, origins.expand_as(poles))[:, None]).add_(steps, alpha=_APART)
 
 
 def _roots_from_poles(distances: Tensor, weights: Tensor, half: Tensor, level: Tensor, points: int) -> Tensor:
@@ -224,9 +238,10 @@ def _roots_from_poles(distances: Tensor, weights: Tensor, half: Tensor, level: T
     """
     share, width = _bisected(distances, weights, half, level, points)
     x = half * (share + width / 2)
+    gaps, terms = torch.empty_like(distances), torch.empty_like(distances)
     for _ in range(_NEWTON):
-        gaps = distances - x[:, None]
-        terms = weights[:, :, None] / gaps
+        torch.sub(distances, x[:, None], out=gaps)
+        torch.div(weights[:, :, None], gaps, out=terms)
         excess = terms.sum(-2) - level
         x = x - excess / terms.div_(gaps).sum(-2)
     return x
