@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import pad
 
 _PANEL = 16
 """Columns after which the rest of the matrix is updated; until then the products with it are corrected."""
@@ -30,8 +30,15 @@ _POINTS = 2**22
 """A pass over a secular equation evaluates as many terms (32 MiB), or more where bisection alone does: small ones are
 cut into more than two parts by a pass, as launching it takes as long."""
 
-_EXPONENT, _MANTISSA = 8, 52
-"""Bits of a root's distance from its pole: 2^-256 to 1 of half the distance between two poles."""
+_EXPONENT, _MANTISSA = 8, 4
+"""Bits of a root's distance from its pole that are found by bisection: of its exponent, 2^-256 to 1 of half the
+distance between two poles, and of its fraction."""
+
+_MOST_BITS = 4
+"""So many of them, of which each smaller number of bits is a divisor, are found by a pass at most."""
+
+_NEWTON = 4
+"""Steps from 5 bits of a fraction to the 53 of float64: 5, 10, 20, 40, 80."""
 
 _APART = 2.0**-70
 _FLOOR = 2.0**-60
@@ -57,7 +64,8 @@ def hermitian_eigenvalues(matrices: Tensor, *, panel: int = _PANEL, points: int 
     matrix is scaled by a power of two, so that its elements may have any size whose largest is not subnormal. Values of
     a matrix with an element that is not finite are NaN. Not differentiable; reads the upper triangle and the lower one.
 
-    Takes no more memory at once than twice the matrices, beside them. `panel`, `points`: see `_PANEL`, `_POINTS`.
+    Beside the matrices it takes up to one and a half times their memory, and 32 MiB. `panel`, `points`: see `_PANEL`,
+    `_POINTS`.
     """
     real = matrices.real.dtype
     count, side = matrices.shape[:2]
@@ -87,36 +95,38 @@ def tridiagonalize(matrices: Tensor, panel: int = _PANEL) -> tuple[Tensor, Tenso
     real = matrices.real.dtype
     beside = torch.empty((count, side - 1), dtype=real, device=matrices.device)
     negligible = math.sqrt(torch.finfo(real).tiny / torch.finfo(real).eps)  # squares of smaller ones lose digits
-    lengths, corners = beside.unbind(1), matrices.diagonal(1, -2, -1).unbind(1)
+    lengths = torch.split(beside[:, :, None], 1, dim=1)
+    corners = torch.split(matrices.diagonal(1, -2, -1)[:, :, None], 1, dim=1)
     for start in range(0, side - 2, panel):
         end = min(start + panel, side - 2)
         width = end - start
         # The rows of v and w, from the middle outwards, and those of w and v: what there is so far is in one piece.
         vectors = matrices.new_empty((count, 4 * width, side))
-        left, right = vectors[:, : 2 * width], vectors[:, 2 * width :]
+        left, right = vectors[:, : 2 * width].mH, vectors[:, 2 * width :]
         for column in range(start, end):
             place, behind = column - start, column + 1
             filled = slice(width - place, width + place)
+            row = matrices[:, column:behind, column:]
             if place:
-                row = matrices[:, column : column + 1, column:]
-                row.baddbmm_(left[:, filled, column : column + 1].mH, right[:, filled, column:], alpha=-2)
-            row = matrices[:, column, behind:]
-            torch.linalg.vector_norm(row, dim=-1, out=lengths[column])
+                row.baddbmm_(left[:, column:behind, filled], right[:, filled, column:], alpha=-2)
+            row = row[:, :, 1:]
+            torch.linalg.vector_norm(row, dim=-1, keepdim=True, out=lengths[column])
             corners[column].add_(_aligned(lengths[column], corners[column]))
             # Where there is nothing to reflect, v becomes as good as 0, and the reflection the identity.
-            norm = functional.threshold(torch.linalg.vector_norm(row, dim=-1), negligible, 1 / negligible)
+            norm = torch.threshold(torch.linalg.vector_norm(row, dim=-1, keepdim=True), negligible, 1 / negligible)
             both = vectors[:, width - 1 - place :: 2 * width + 1 + 2 * place, behind:]
-            torch.div(row[:, None].expand_as(both), norm[:, None, None], out=both)
+            torch.div(row.expand_as(both), norm, out=both)
             v = both[:, :1]
-            product = v @ matrices[:, behind:, behind:]
+            product = torch.bmm(v, matrices[:, behind:, behind:])
             if place:
-                product.baddbmm_(v @ left[:, filled, behind:].mH, right[:, filled, behind:], alpha=-2)
+                earlier = torch.bmm(v, left[:, behind:, filled])
+                product.baddbmm_(earlier, right[:, filled, behind:], alpha=-2)
             both = vectors[:, width + place : 3 * width - place : 2 * width - 1 - 2 * place, behind:]
-            torch.addcmul(product.expand_as(both), product @ v.mH, v, value=-1, out=both)
-        matrices[:, end:, end:].baddbmm_(left[:, :, end:].mH, right[:, :, end:], alpha=-2)
+            torch.addcmul(product.expand_as(both), torch.bmm(product, v.mH), v, value=-1, out=both)
+        matrices[:, end:, end:].baddbmm_(left[:, end:], right[:, :, end:], alpha=-2)
     if side > 1:
         torch.abs(corners[-1], out=lengths[-1])
-    return matrices.diagonal(0, -2, -1).real, beside
+    return matrices.diagonal(0, -2, -1).real.clone(), beside  # a view would keep the matrices
 
 
 def _aligned(lengths: Tensor, directions: Tensor) -> Tensor:
@@ -137,11 +147,11 @@ def tridiagonal_eigenvalues(diagonal: Tensor, beside: Tensor, points: int = _POI
         pieces *= 2
     padding = -side % pieces
     # A bound of all eigenvalues, so that what stands for nothing comes last.
-    above = diagonal.abs().amax(-1, keepdim=True) + 2 * functional.pad(beside, (0, 1)).amax(-1, keepdim=True) + 1
-    beside = functional.pad(beside, (0, padding)).clamp_min(_FLOOR)
+    above = diagonal.abs().amax(-1, keepdim=True) + 2 * pad(beside, (0, 1)).amax(-1, keepdim=True) + 1
+    beside = pad(beside, (0, padding)).clamp_min(_FLOOR)
     diagonal = torch.cat([diagonal, (2 * above).expand(-1, padding)], dim=-1)
     # Each element beside the diagonal is torn: b at the corners of two pieces goes to their join.
-    torn = diagonal - functional.pad(beside, (0, 1)) - functional.pad(beside, (1, 0))
+    torn = diagonal - pad(beside, (0, 1)) - pad(beside, (1, 0))
     return _decompose(torn, beside, points, values_only=True).values.sort(dim=-1).values[:, :side]
 
 
@@ -170,28 +180,26 @@ def _joined(upper: Pieces, lower: Pieces, coupling: Tensor, points: int, *, valu
     z = torch.cat([upper.last, lower.first], dim=-1).gather(-1, order)
     weights = coupling * z.square().clamp_min(_FLOOR**2)
     side = poles.shape[-1]
-    own = torch.arange(side, device=poles.device).expand_as(poles)
-    between = _differences(poles, own)
-    # No root is further above the last pole than the sum of weights; it is always sought from there.
-    half = torch.cat([between.diagonal(-1, -2, -1) / 2, weights.sum(-1, keepdim=True)], dim=-1)
-    before_middle = ((weights[:, :, None] / (between - half[:, None])).sum(-2) > -1) | (own == side - 1)
+    places = torch.arange(side, device=poles.device)
+    half, behind_middle = _intervals(poles, places, weights)
     # From the nearer pole all distances are exact to a few roundings; those from the pole behind are turned around.
-    nearest = own + ~before_middle
-    sense = before_middle.to(poles.dtype).mul(2).sub(1)
-    distances = sense[:, None] * _differences(poles, nearest)
-    share = _bisected(distances, weights, half, -sense, points)
-    values = poles.gather(-1, nearest) + sense * half * share
+    nearest = places + behind_middle
+    sense = 1 - 2 * behind_middle.to(poles.dtype)
+    distances = _differences(poles, nearest).mul_(sense[:, None])
+    beyond = _roots_from_poles(distances, weights, half, -sense, points)
+    values = poles.gather(-1, nearest) + sense * beyond
     if values_only:
         return Pieces(values, values, values)
-    distances.addcmul_(half[:, None], share[:, None], value=-1)
+    distances -= beyond[:, None]
     # Löwner's formula: the weights for which these roots are exact.
+    between = _differences(poles, places)
     between.diagonal(dim1=-2, dim2=-1).fill_(1)
-    exact = torch.copysign((distances / between).prod(-1).abs().sqrt(), z)
+    exact = torch.copysign(between.reciprocal_().mul_(distances).prod(-1).abs().sqrt(), z)
     vectors = exact[:, :, None] / distances
     ends = torch.stack(
         [
-            functional.pad(upper.first, (0, side - upper.first.shape[-1])).gather(-1, order),
-            functional.pad(lower.last, (side - lower.last.shape[-1], 0)).gather(-1, order),
+            pad(upper.first, (0, side - upper.first.shape[-1])).gather(-1, order),
+            pad(lower.last, (side - lower.last.shape[-1], 0)).gather(-1, order),
         ],
         dim=1,
     )
@@ -199,33 +207,66 @@ def _joined(upper: Pieces, lower: Pieces, coupling: Tensor, points: int, *, valu
     return Pieces(values, first, last)
 
 
+def _intervals(poles: Tensor, places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Half of the distance from each pole to the next (b, s), and whether the root between them is in the second half.
+
+    No root is further above the last pole than the sum of weights: that is its half, and the root in the first one.
+    """
+    between = _differences(poles, places)
+    half = torch.cat([between.diagonal(-1, -2, -1) / 2, weights.sum(-1, keepdim=True)], dim=-1)
+    between -= half[:, None]
+    sums = torch.div(weights[:, :, None], between, out=between).sum(-2)
+    return half, (sums < -1) & (places < len(places) - 1)
+
+
 def _differences(poles: Tensor, origins: Tensor) -> Tensor:
-    """`pole_i - pole_origin(j)`, (b, s, s), of ascending poles (b, s), no two of them closer than `_APART`."""
+    """`pole_i - pole_origin(j)`, (b, s, s), of ascending poles (b, s), no two of them closer than `_APART`.
+
+    `origins`: (b, s), or (s,) for all. What moves poles apart is added to differences, as poles would not show it.
+    """
     places = torch.arange(poles.shape[-1], device=poles.device)
-    steps = places[:, None] - origins[:, None]
-    return (poles[:, :, None] - poles.gather(-1, origins)[:, None]).add_(steps, alpha=_APART)
+    steps = places[:, None] - origins[..., None, :]
+    return (poles[:, :, None] - poles.gather(-1, origins.expand_as(poles))[:, None]).add_(steps, alpha=_APART)
 
 
-def _bisected(distances: Tensor, weights: Tensor, half: Tensor, level: Tensor, points: int) -> Tensor:
-    """The shares y (b, s) of `half (b, s)` at which `sum_i weight_i / (distance_ij - half_j y_j)` comes to its `level`.
+def _roots_from_poles(distances: Tensor, weights: Tensor, half: Tensor, level: Tensor, points: int) -> Tensor:
+    """The places x (b, s), from 0 to about `half`, at which `sum_i weight_i / (distance_ij - x_j)` is at its `level`.
 
-    The sum rises with y. Bits of y are found from the first on, as numbers above 0 have the order of their bits.
+    The sum rises with x, from a pole at 0; others lie below 0, and beyond twice `half`. Bisection finds the root's
+    power of two and four further bits. That close, the slope changes by less than an eighth, whatever the weights, and
+    each step of Newton's method doubles the bits that are right, 5 at first.
+    """
+    share, width = _bisected(distances, weights, half, level, points)
+    x = half * (share + width / 2)
+    gaps, terms = torch.empty_like(distances), torch.empty_like(distances)
+    for _ in range(_NEWTON):
+        torch.sub(distances, x[:, None], out=gaps)
+        torch.div(weights[:, :, None], gaps, out=terms)
+        excess = terms.sum(-2) - level
+        x = x - excess / terms.div_(gaps).sum(-2)
+    return x
+
+
+def _bisected(distances: Tensor, weights: Tensor, half: Tensor, level: Tensor, points: int) -> tuple[Tensor, Tensor]:
+    """Shares (b, s) of `half` between which those places lie: from where, and how much further.
+
+    Their bits are found from the first on, as positive numbers have the order of their bits.
     """
     count, side = half.shape
-    bits, left = 1, _EXPONENT + _MANTISSA
-    while 2 ** (bits + 1) * count * side**2 <= points and bits < 4:
+    bits = 1
+    while bits < _MOST_BITS and 2 ** (bits + 1) * count * side**2 <= points:
         bits += 1
+    unknown = _EXPONENT + _MANTISSA
     found = torch.full_like(half, 2.0 ** -(2**_EXPONENT)).view(torch.int64)[:, None]
     parts = torch.arange(1, 2**bits, device=half.device)[:, None]
-    distances, half, level = distances[:, None], half[:, None], level[:, None]
+    distances, half, level = distances[:, None], half[:, None, None], level[:, None]
     terms = torch.empty((count, 2**bits - 1, side, side), dtype=half.dtype, device=half.device)
-    while left:
-        step = min(bits, left)
-        left -= step
-        tried = torch.add(found, parts[: 2**step - 1], alpha=2**left)
-        part = terms[:, : 2**step - 1]
-        torch.addcmul(distances, half[:, :, None], tried.view(torch.float64)[:, :, None], value=-1, out=part)
-        torch.div(weights[:, None, :, None], part, out=part)
-        passed = part.sum(-2) < level
-        found = torch.add(found, passed.sum(1, keepdim=True), alpha=2**left)
-    return found[:, 0].view(torch.float64)
+    for last in range(unknown - bits, -1, -bits):
+        tried = torch.add(found, parts, alpha=2 ** (last + 52 - _MANTISSA))
+        torch.addcmul(distances, half, tried.view(torch.float64)[:, :, None], value=-1, out=terms)
+        torch.div(weights[:, None, :, None], terms, out=terms)
+        passed = terms.sum(-2) < level
+        found = torch.add(found, passed.sum(1, keepdim=True), alpha=2 ** (last + 52 - _MANTISSA))
+    found = found[:, 0]
+    share = found.view(torch.float64)
+    return share, (found + 2 ** (52 - _MANTISSA)).view(torch.float64) - share
