@@ -120,7 +120,7 @@ class Places:
         numbers = {demand.experiment_id for demand in short}
         self._kept = {number: kept for number, kept in self._kept.items() if number in numbers}
         self._said = {number: said for number, said in self._said.items() if number in numbers}
-        if not short:
+        if not short or not places:  # while no node is known, nobody can say what it lacks
             return Decision()
         floor = Floor(places, standing())
         waiting = [

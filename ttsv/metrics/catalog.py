@@ -203,7 +203,8 @@ METRICS: dict[str, MetricInfo] = {
             " layers.",
             group=_COST),
         MetricInfo("peak_memory", "peak GPU memory",
-            "Largest memory allocated on the GPU in training; null on a CPU, or where an attempt before did that.",
+            "Largest memory allocated on the GPU in training, where it has several epochs without the first, in which"
+            " cuDNN tries ways that it does not take; null on a CPU, or where an earlier attempt trained.",
             unit="MiB", decimals=0, group=_COST, whole=True, presence="stated"),
         MetricInfo("spectrum_memory", "memory of the spectrum",
             "The most that torch had allocated for the exact singular values; on a CPU without the libraries'"

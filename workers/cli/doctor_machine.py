@@ -38,7 +38,20 @@ _NETWORK = (
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 """The versions that this code was tested with; only a checkout has them."""
 _PINNED = "python -m pip install --constraint constraints.txt --editable ."
-_DRIVER_SECONDS, _TORCH_SECONDS, _RAY_SECONDS = 10.0, 60.0, 3.0
+_DRIVER_SECONDS, _TORCH_SECONDS, _RAY_SECONDS, _STORE_SECONDS = 10.0, 60.0, 3.0, 10.0
+_BUCKET = """
+import sys
+from service.storage import require_bucket
+try:
+    require_bucket(sys.stdin.read())
+except (OSError, ValueError) as error:
+    print(error)
+    sys.exit(1)
+"""
+"""Run in a process of its own: where a store's server is silent, pyarrow tries again for a minute and a half.
+
+A thread that waits for it could not be left behind: a program's end waits for what pyarrow has under way.
+"""
 _MOST_NAMES = 5
 _DEVICE = Path("/dev/nvidiactl")
 """There where the kernel has NVIDIA's driver."""
@@ -113,17 +126,15 @@ def _network(settings: "Settings") -> Iterator[Finding]:
 
 def _store(settings: "Settings") -> Iterator[Finding]:
     """Whether the files of trials can be kept where TTSV_STORAGE says."""
-    from service.storage import require_bucket, without_secrets
+    from service.storage import without_secrets
 
     if settings.storage is None:
         return
     place = without_secrets(settings.storage)
     shown = f"the store of TTSV_STORAGE, {place},"
     if "://" in settings.storage:
-        try:
-            require_bucket(settings.storage)
-        except (OSError, ValueError) as error:
-            yield _disk.wrong(f"{shown} cannot be read: {error}", "env | grep ^AWS_  # the keys; does its host answer?")
+        if (problem := _bucket_problem(settings.storage)) is not None:
+            yield _disk.wrong(f"{shown} {problem}", "env | grep ^AWS_  # the keys; does its host answer?")
             return
     elif not Path(place).exists():
         yield _disk.warning(f"{shown} is not there and will be made: is it to be mounted?", f"findmnt {quote(place)}")
@@ -132,6 +143,19 @@ def _store(settings: "Settings") -> Iterator[Finding]:
         yield _disk.wrong(f"{shown} cannot be written", f"sudo chown $USER {quote(place)}")
         return
     yield _disk.ok(f"{shown} is there")
+
+
+def _bucket_problem(place: str) -> str | None:
+    """Why there is no such bucket to be read, or None. The place may hold a key, so it is in no command line."""
+    command = [sys.executable, "-c", _BUCKET]
+    try:
+        done = subprocess.run(command, input=place, capture_output=True, text=True, check=False, timeout=_STORE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"does not answer within {_STORE_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return None
+    said = (done.stdout or done.stderr).strip().splitlines() or [f"it ended with {done.returncode}"]
+    return f"cannot be read: {said[-1]}"
 
 
 def _file_system(path: Path) -> str:

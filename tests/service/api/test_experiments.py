@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -463,6 +464,17 @@ class TestHealth:
         database.write(lambda session: leases.greet(session, "worker", 1, 0))
         assert api.get("/readyz").json()["worker_seen_at"] is not None
         assert len(table(Worker)) == 1
+
+    def test_ready_while_the_store_of_files_is_silent(self, database: Database, tmp_path: Path) -> None:
+        """All but files of trials is answered, and trials wait for it: nobody is better off without the API."""
+        url = database.engine.url.render_as_string(hide_password=False)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            host, port = silent.getsockname()
+            storage = f"s3://key:word@bucket/x?endpoint_override={host}:{port}&scheme=http"
+            settings = Settings(database_url=url, data_dir=tmp_path / "data", storage=storage, host="127.0.0.1")
+            with TestClient(create_app(settings)) as api:
+                assert api.get("/readyz").json()["status"] == "ok"
+                assert api.get("/v1/trials").json()["items"] == []
 
     def test_columns_are_looked_for_once(
         self, api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch

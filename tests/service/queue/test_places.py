@@ -213,6 +213,15 @@ class TestKeeping:
         assert self.decide(mind, 13, *full[1:]).reasons == said, "what is free changes all the time"
         assert self.decide(mind, 23, *full[1:]).reasons == {2: "needs 2 GPUs on one node; 1 is free"}
 
+    def test_while_no_node_is_known_nothing_is_said_to_be_lacking(self) -> None:
+        """A cluster that has just started takes trials before anybody has told of its nodes."""
+        mind, demands = Places(), [Demand(1, 4, Amount(1))]
+        for now in (0, 4, 12):
+            assert mind.decide(demands, {1: 4}, [], list, now) == Decision()
+        full = [Standing(2, node.id, Amount(8)) for node in TWO_NODES]
+        said = mind.decide(demands, {1: 4}, TWO_NODES, lambda: full, 13).reasons
+        assert said == {1: "needs 1 CPU on one node; none is free"}
+
     def test_one_node_for_each_who_waits(self) -> None:
         demands = [Demand(1, 99, ONE_GPU, running=2), Demand(2, 1, TWO_GPUS), Demand(3, 1, TWO_GPUS)]
         nodes = [*TWO_NODES, Place("c", "gpu3", Amount(8, 2))]

@@ -30,6 +30,10 @@ def test_headings_tell_metrics_apart() -> None:
     assert len({info.title for info in METRICS.values()}) == len(METRICS)
 
 
+def test_the_peak_of_memory_says_of_which_epochs_it_is() -> None:
+    assert "several epochs without the first" in METRICS["peak_memory"].definition
+
+
 @pytest.mark.parametrize(
     ("name", "title", "stored", "shown"),
     [

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import tempfile
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -237,14 +239,21 @@ class TestDisk:
         monkeypatch.setattr(os, "access", lambda path, _: path != str(folder))
         is_wrong(look(str(folder)), f"{folder}, cannot be written", "sudo chown")
 
-        def away(place: str) -> None:
-            raise OSError("Could not connect to server")
-
-        monkeypatch.setattr("service.storage.require_bucket", away)
-        found = only(look("s3://key:word@bucket/x?scheme=http"), "cannot be read")
+        found = only(look("s3://key:word@bucket/x?shape=round"), "cannot be read")
         assert found.status is Status.WRONG
-        assert "bucket/x, cannot be read: Could not connect" in found.says
+        assert "bucket/x, cannot be read: TTSV_STORAGE: Unexpected query parameter" in found.says
         assert "word" not in found.says
+
+    def test_a_store_that_is_silent_is_given_up(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its host takes connections and says nothing; pyarrow would wait and try again for a minute and a half."""
+        monkeypatch.setattr(doctor_machine, "_STORE_SECONDS", 4.0)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            host, port = silent.getsockname()
+            storage = f"s3://key:word@bucket/x?endpoint_override={host}:{port}&scheme=http"
+            begun = time.monotonic()
+            found = doctor_machine.look_at_disk(Settings(data_dir=machine, storage=storage))
+            assert time.monotonic() - begun < 10
+            is_wrong(found, "bucket/x, does not answer within 4 s", "does its host answer?")
 
     @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "lustre"])
     def test_sqlite_on_a_network(self, kind: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
