@@ -96,7 +96,11 @@ TESTS = (
     "tests/ttsv/test_gpu.py",
     "tests/ttsv/training/test_graph.py",
     "tests/ttsv/data/test_augment.py",
+    "tests/ttsv/spectral/test_bounds.py",
     "tests/ttsv/spectral/test_krylov.py",
+    "tests/ttsv/spectral/test_norms.py",
+    "tests/ttsv/spectral/test_tridiagonal.py",
+    "tests/ttsv/tt/test_decomposition.py",
 )
 """Those that a card runs; to collect all the others takes most of a minute."""
 PRECISIONS = ("bf16", "tf32", "float32")
