@@ -7,8 +7,8 @@ matrix goes the way that LAPACK takes (xHETRD, then xSTEDC), in step with all ot
    8.3.1), their updates gathered for a panel of columns (xLATRD; Dongarra, Sorensen & Hammarling 1989). Moduli of the
    elements beside the diagonal are enough: a diagonal unitary matrix takes away their phases.
 2. Divide and conquer (Cuppen 1981) finds the eigenvalues of the tridiagonal ones. Two halves are joined by the roots
-   of a secular equation (xLAED4), all of them bisected at once; of the halves' eigenvectors it needs no more than the
-   first and the last row, so that a join takes s^2 operations at size s, and all take log2(n) joins in sequence. Sturm
+   of a secular equation (xLAED4), all of them at once; of the halves' eigenvectors it needs no more than the first and
+   the last row, so that a join takes some 100 s^2 operations at size s, and all take log2(n) joins in sequence. Sturm
    counts (Barth, Martin & Wilkinson 1967) would take n steps in sequence for each bit, or few, of the result.
 
 What makes divide and conquer stable is Gu & Eisenstat's (1995): roots are held as distances from the nearest pole,
@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 _PANEL = 16
-"""Columns after which the rest of the matrix is updated; until then the products with it are corrected."""
+"""Columns after which the rest of a matrix is updated, or an eighth of its columns where that is less; until then the
+products with it are corrected."""
 
 _POINTS = 2**22
 """A pass over a secular equation evaluates as many terms (32 MiB), or more where bisection alone does: small ones are
@@ -46,7 +47,7 @@ _FLOOR = 2.0**-60
 matrices have elements near 1: by less than rounding adds."""
 
 _LEAF = 8
-"""Halving ends where pieces are this small, or smaller; until then all halves of a size are one batch."""
+"""Matrices are padded so that halves are equal, and one batch, down to pieces of so many rows or fewer."""
 
 
 class Pieces(NamedTuple):
@@ -64,7 +65,7 @@ def hermitian_eigenvalues(matrices: Tensor, *, panel: int = _PANEL, points: int 
     matrix is scaled by a power of two, so that its elements may have any size whose largest is not subnormal. Values of
     a matrix with an element that is not finite are NaN. Not differentiable; reads the upper triangle and the lower one.
 
-    Beside the matrices it takes up to one and a half times their memory, and 32 MiB. `panel`, `points`: see `_PANEL`,
+    Beside the matrices it takes one and a half times their memory, and up to 32 MiB. `panel`, `points`: see `_PANEL`,
     `_POINTS`.
     """
     real = matrices.real.dtype
@@ -75,7 +76,6 @@ def hermitian_eigenvalues(matrices: Tensor, *, panel: int = _PANEL, points: int 
     scale = _power_of_two(largest)
     diagonal, beside = tridiagonalize(matrices.detach() * scale.reciprocal().to(real)[:, None, None], panel)
     values = tridiagonal_eigenvalues(diagonal.double(), beside.double(), points) * scale[:, None]
-    values += (largest - largest)[:, None]  # NaN where it is not finite
     return values.to(real)
 
 
@@ -97,11 +97,13 @@ def tridiagonalize(matrices: Tensor, panel: int = _PANEL) -> tuple[Tensor, Tenso
     negligible = math.sqrt(torch.finfo(real).tiny / torch.finfo(real).eps)  # squares of smaller ones lose digits
     lengths = torch.split(beside[:, :, None], 1, dim=1)
     corners = torch.split(matrices.diagonal(1, -2, -1)[:, :, None], 1, dim=1)
+    panel = max(1, min(panel, side // 8))
+    space = matrices.new_empty((count, 4 * panel, side))
     for start in range(0, side - 2, panel):
         end = min(start + panel, side - 2)
         width = end - start
         # The rows of v and w, from the middle outwards, and those of w and v: what there is so far is in one piece.
-        vectors = matrices.new_empty((count, 4 * width, side))
+        vectors = space[:, : 4 * width]
         left, right = vectors[:, : 2 * width].mH, vectors[:, 2 * width :]
         for column in range(start, end):
             place, behind = column - start, column + 1
