@@ -198,10 +198,11 @@ def _best(
     if not rivals and not others.complete:
         rivals = range(len(entries))
     found: list[list[str]] = [[] for _ in entries]
+    of_rivals = [entries[index].metrics for index in rivals]
     for metric in metrics:
         name = metric.value
         # A row of the page that is among the others beats nobody twice, and itself never.
-        measured = [*(entries[index].metrics.get(name) for index in rivals), *others.measured.get(name, ())]
+        measured = [*[one.get(name) for one in of_rivals], *others.measured.get(name, ())]
         for which in unbeaten(measured, metric, len(rivals)):
             found[rivals[which]].append(name)
     return found

@@ -1,16 +1,17 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, func, literal_column, select, tuple_
+from sqlalchemy import JSON, ColumnElement, Integer, Select, Text, bindparam, cast, func, literal_column, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
-from service.database.engine import among, driver_rows, is_postgres
+from service.database.engine import among, driver_rows, is_among, is_postgres
 from service.leaderboards.boards import Position
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
@@ -31,7 +32,7 @@ class StoredScores:
 
     def __init__(self, session: Session, question: Question) -> None:
         self._session, self._question = session, question
-        self._shown = [metric.value for metric in question.shown]
+        self._shown = tuple(metric.value for metric in question.shown)
         self._conditions = question.filters.of_cells(Score)
         if question.filters.min_seeds > 1:
             self._conditions.append(Score.seeds >= question.filters.min_seeds)
@@ -57,31 +58,19 @@ class StoredScores:
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
-        # All counted along indexes, board by board; with filters by the metric only where some cells lack it.
-        of_board = select(func.count()).select_from(Score).where(Score.board_id == ScoreBoard.id)
-        counts = {"cells": of_board}
-        if metric in _MAY_LACK:
-            with_metric = select(func.count()).select_from(ScoreRank)
-            counts["ranked"] = with_metric.where(ScoreRank.board_id == ScoreBoard.id, ScoreRank.metric == metric.value)
-        if self._conditions and not self._others:
-            counts["chosen"] = of_board.where(*self._conditions)
-        query = (
-            select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
-            .add_columns(*(count.scalar_subquery().label(name) for name, count in counts.items()))
-            .join(Protocol, Protocol.fingerprint == ScoreBoard.protocol)
-            .where(ScoreBoard.scope == self._question.scope, ScoreBoard.dataset == self._question.dataset)
-        )
-        if self._question.filters.protocol is not None:
-            query = query.where(ScoreBoard.protocol == self._question.filters.protocol)
+        question = self._question
+        chosen = () if self._others else tuple(self._conditions)
+        of_protocol = question.filters.protocol is not None
+        query = (_boards if chosen else _kept_boards)(chosen, may_lack=metric in _MAY_LACK, of_protocol=of_protocol)
+        asked = {"scope_name": question.scope, "dataset_name": question.dataset, "metric_name": metric.value}
+        asked |= {"protocol_name": question.filters.protocol} if of_protocol else {}
         found = []
-        for board_id, protocol, record, *known in self._session.execute(query):
-            of = dict(zip(counts, known, strict=True))
-            cells = len(self._of_others(board_id)) if self._others else of.get("chosen", of["cells"])
-            ranked = of.get("ranked", of["cells"])
-            if self._others or self._conditions:
-                some_lack_it = of["cells"] != ranked
-                ranked = self._count(board_id, metric) if some_lack_it else cells
-            self._on_board[board_id] = of["cells"]
+        for board_id, protocol, record, on_board, *known in self._session.connection().execute(query, asked):
+            ranked = known.pop(0) if metric in _MAY_LACK else on_board
+            cells = len(self._of_others(board_id)) if self._others else known.pop(0) if chosen else on_board
+            if self._conditions or self._others:
+                ranked = cells if ranked == on_board else self._count(board_id, metric)
+            self._on_board[board_id] = on_board
             if cells:
                 found.append(BoardKey(board_id, protocol, record, ranked, cells))
         return found
@@ -93,8 +82,11 @@ class StoredScores:
             keys = self._keys(board.id, metric, *beyond)[:limit]
             found = self.positions(board, metric, keys)
             return {key: found[key] for key in keys}
-        query = self._of(_PLACES, board.id, metric).where(*beyond)
-        return self._placed(query.order_by(*_best_first(metric)).limit(limit))
+        if self._conditions or beyond:
+            query = self._of(_PLACES, board.id, metric).where(*beyond)
+            return self._placed(query.order_by(*_best_first(metric)).limit(limit))
+        asked = {"board": board.id, "metric_name": metric.value, "count": limit}
+        return self._placed(_first_rows(more_is_better=metric.more_is_better), asked)
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
@@ -137,8 +129,8 @@ class StoredScores:
         meant = found.keys() & self._of_others(board.id) if self._others else found.keys()
         return {key: found[key] for key in meant if found[key].shared in places}
 
-    def _placed(self, query: Any) -> dict[int, Position]:
-        rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
+    def _placed(self, query: Any, values: Mapping[str, Any] | None = None) -> dict[int, Position]:
+        rows = driver_rows(self._session, query, values)  # without objects: there may be thousands
         return {row[0]: Position._make(row[1:]) for row in rows}
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
@@ -220,29 +212,17 @@ class StoredScores:
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
-        columns = (Score.id, Score.cell, Trial.config, Score.seeds, Score.trials, self._measures())
-        query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(among(self._session, Score.id, keys))
-        rows = self._session.connection().execute(query).all()
+        query = _entries(None if len(self._shown) == len(Metric) else self._shown, postgres=is_postgres(self._session))
+        rows = self._session.connection().execute(query, {"keys": keys}).all()
         return {
             key: Entry(cell, config, seeds, trials, self._read_measures(found))
             for key, cell, config, seeds, trials, found in rows
         }
 
-    def _measures(self) -> ColumnElement[Any]:
-        """Those of a score's metrics that are shown, where they are picked sooner than the rest is sent and read."""
-        if len(self._shown) == len(Metric):
-            return Score.metrics.expression
-        if not is_postgres(self._session):  # of several paths SQLite makes a list
-            paths = [f"$.{name}" for name in self._shown]
-            return func.json_extract(Score.metrics, *paths, paths[0], type_=JSON)
-        return Score.metrics.expression
-
     def _read_measures(self, found: Any) -> Measures:
         if type(found) is list:
             found = {name: one for name, one in zip(self._shown, found, strict=False) if one is not None}
-        elif len(found) > len(self._shown):
-            found = {name: found[name] for name in self._shown if name in found}
-        return from_stored(found or {})
+        return from_stored(found or {}, self._shown)
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
         """The cells of rows."""
@@ -262,6 +242,50 @@ class StoredScores:
         # by its scores only, the board cannot lead a database that way.)
         of_cells = Score.board_id == board_id, ScoreRank.metric == metric.value, *self._conditions
         return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
+
+
+# Statements that are the same for many questions are made once: to make one takes about as long as to answer it.
+
+
+def _boards(chosen: tuple[ColumnElement[bool], ...], *, may_lack: bool, of_protocol: bool) -> Select[*tuple[Any, ...]]:
+    """A data set's boards: of each how many cells it has, how many have a metric, and how many meet conditions.
+
+    All counted along indexes, board by board; by the metric only where some cells may lack it.
+    """
+    of_board = select(func.count()).select_from(Score).where(Score.board_id == ScoreBoard.id)
+    counts = [of_board]
+    if may_lack:
+        with_metric = ScoreRank.board_id == ScoreBoard.id, ScoreRank.metric == bindparam("metric_name")
+        counts.append(select(func.count()).select_from(ScoreRank).where(*with_metric))
+    if chosen:
+        counts.append(of_board.where(*chosen))
+    boards = select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
+    boards = boards.add_columns(*(count.scalar_subquery() for count in counts))
+    boards = boards.join(Protocol, Protocol.fingerprint == ScoreBoard.protocol)
+    boards = boards.where(ScoreBoard.scope == bindparam("scope_name"), ScoreBoard.dataset == bindparam("dataset_name"))
+    return boards.where(ScoreBoard.protocol == bindparam("protocol_name")) if of_protocol else boards
+
+
+_kept_boards = cache(_boards)
+
+
+@cache
+def _first_rows(*, more_is_better: bool) -> Select[*tuple[Any, ...]]:
+    """The best rows of a board by a metric."""
+    mine = ScoreRank.board_id == bindparam("board"), ScoreRank.metric == bindparam("metric_name")
+    order = [column.desc() if more_is_better else column.asc() for column in ORDER]
+    return _PLACES.where(*mine).order_by(*order).limit(bindparam("count", type_=Integer))
+
+
+@lru_cache
+def _entries(shown: tuple[str, ...] | None, *, postgres: bool) -> Select[*tuple[Any, ...]]:
+    """Whole rows, of their metrics those that are shown where to pick them is less than to send and read the rest."""
+    measures: ColumnElement[Any] = Score.metrics.expression
+    if shown is not None and not postgres:  # of several paths SQLite makes a list
+        paths = [f"$.{name}" for name in shown]
+        measures = func.json_extract(Score.metrics, *paths, paths[0], type_=JSON)
+    columns = (Score.id, Score.cell, Trial.config, Score.seeds, Score.trials, measures)
+    return select(*columns).join(Trial, Trial.id == Score.trial_id).where(is_among(Score.id, "keys", postgres=postgres))
 
 
 def _best_first(metric: Metric) -> list[ColumnElement[Any]]:

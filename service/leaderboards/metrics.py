@@ -86,10 +86,12 @@ def to_stored(measures: Measures) -> Stored:
     return {name: list(one) for name, one in measures.items()}
 
 
-def from_stored(stored: Mapping[str, Sequence[Any]]) -> Measures:
-    """Measures that the database kept."""
+def from_stored(stored: Mapping[str, Sequence[Any]], names: Iterable[str] | None = None) -> Measures:
+    """Measures that the database kept: all, or those of some metrics."""
     made = tuple.__new__  # as `_make`, without asking each of thousands for its length
-    return {name: made(Measure, values) for name, values in stored.items()}
+    if names is None:
+        return {name: made(Measure, values) for name, values in stored.items()}
+    return {name: made(Measure, stored[name]) for name in names if name in stored}
 
 
 def measures(values: Iterable[Sequence[float | None]], metrics: Sequence[Metric] = tuple(Metric)) -> Measures:

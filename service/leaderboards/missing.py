@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, false, func, select
+from sqlalchemy import ColumnElement, bindparam, false, func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
-from service.database.engine import among
+from service.database.engine import among, driver_rows
 from service.leaderboards.boards import MOST_MISSING, Hole, Invalid, Missing
 from service.leaderboards.conditions import as_stored
 from service.leaderboards.corruption_baselines import BASELINE
@@ -20,6 +20,13 @@ from ttsv.config.fields import FieldValue, TrialFields
 
 MOST_LISTED = 100
 """Holes and invalid results that an answer names; all are counted."""
+
+
+# Statements that every leaderboard asks, made once: to make one takes longer than to answer it.
+_UNDONE = Trial.state.in_([state for state in TrialState if state is not TrialState.SUCCEEDED])
+_AN_UNDONE = select(Trial.id).where(Trial.dataset == bindparam("dataset_name"), _UNDONE).limit(1)
+_INVALID = select(Result.trial_id).where(~Result.valid)
+_SOME_INVALID = _INVALID.limit(MOST_LISTED + 1)
 
 
 @dataclass(frozen=True)
@@ -84,14 +91,10 @@ class SeenTrials:
 
 def _holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> ColumnElement[bool] | None:
     """That a trial is of a cell without a valid result; None where there is no such trial."""
-    conditions = question.of_trials()
     # Trials that are not done, along an index; cells whose results are all invalid are found by those.
-    undone = (
-        Trial.dataset == question.dataset,
-        Trial.state.in_([s for s in TrialState if s is not TrialState.SUCCEEDED]),
-    )
-    if is_invalid is None and session.scalar(select(Trial.id).where(*undone).limit(1)) is None:
+    if is_invalid is None and not driver_rows(session, _AN_UNDONE, {"dataset_name": question.dataset}):
         return None
+    conditions, undone = question.of_trials(), (Trial.dataset == question.dataset, _UNDONE)
     without: ColumnElement[bool]
     if question.filters.choose_trials:
         valid = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
@@ -114,9 +117,10 @@ def _holes(session: Session, question: Question, is_invalid: ColumnElement[bool]
 
 def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:
     """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
-    conditions, of_hole = question.of_trials(), _holes(session, question, is_invalid)
+    of_hole = _holes(session, question, is_invalid)
     if of_hole is None:
         return [], 0
+    conditions = question.of_trials()
     grouped = (
         select(Trial.cell, func.count(Trial.fingerprint.distinct()).label("trials"), func.min(Trial.id).label("first"))
         .join(Experiment)
@@ -183,11 +187,10 @@ def invalid_condition(session: Session) -> ColumnElement[bool] | None:
 
     Few have, and a planner that is told which looks at no others.
     """
-    query = select(Result.trial_id).where(~Result.valid)
-    few = session.scalars(query.limit(MOST_LISTED + 1)).all()
+    few = [trial for (trial,) in driver_rows(session, _SOME_INVALID)]
     if not few:
         return None
-    return Trial.id.in_(few if len(few) <= MOST_LISTED else query)
+    return Trial.id.in_(few if len(few) <= MOST_LISTED else _INVALID)
 
 
 def _cell_of(config: TrialFields) -> TrialFields:

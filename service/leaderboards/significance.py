@@ -13,6 +13,8 @@ _MOST_FREEDOM = 10_000
 """Degrees of freedom beyond which Student's distribution is as good as normal."""
 _SHARES = 64
 """Parts of an error by which degrees of freedom are bounded."""
+_STEPS = 64
+"""In so many steps they double, at each of which the critical value is known: hardly a test lies between two."""
 SAID = "Bold: best beyond its error (Welch's t-test of the spreads, 5 %); ties share it, one seed alone has no error."
 """What tables say of their bold numbers."""
 
@@ -24,47 +26,66 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
 
     A mean of one seed has no error: nobody can say that it is best, nor that another is where it leads.
     """
-    known = [one for one in measured if one is not None]
+    known = [index for index, one in enumerate(measured) if one is not None]
     if not metric.has_best or not known:
         return []
-    means = [one.mean for one in known]
+    # Column by column: a page of a board has thousands of values.
+    counts, means, stds, *_ = zip(*filter(None, measured), strict=True)
     best = (max if metric.more_is_better else min)(means)
-    if any(one.std is None for one in known if one.mean == best):
+    if None in stds and any(std is None for mean, std in zip(means, stds, strict=True) if mean == best):
         return []
     sign = -1 if metric.more_is_better else 1
     unit = unit_of(metric, means)
-    scale = _scale(means, [one.std for one in known])
+    scale = _scale(means, stds)
     form, factor = f".{unit.decimals}f", sign * unit.factor / scale
     # Means further apart than the last digit printed, which tells most without printing them.
     visible = 1.001 * 10.0**-unit.decimals / abs(factor)
     visible *= visible  # which may be beyond all numbers, as a power may not
 
-    @cache
+    texts: dict[float, str] = {}
+
     def printed(mean: float) -> str:
-        return format(mean * factor, form)
+        if (text := texts.get(mean)) is None:
+            text = texts[mean] = format(mean * factor, form)
+        return text
 
     # Plain tuples, and printed only where it decides: a page of a board has forty columns.
+    signed = sign * scale
     rows: list[_Row] = [
-        (sign * one.mean * scale, (one.std * scale) ** 2 / one.seeds, one.seeds - 1, index)
-        for index, one in enumerate(measured)
-        if one is not None and one.std is not None
+        (signed * mean, (error := std * scale) * error / seeds, seeds - 1, index)
+        for index, seeds, mean, std in zip(known, counts, means, stds, strict=True)
+        if std is not None
     ]
     rows.sort()
     # What is printed rises as the means do: nothing between two that are printed alike is printed otherwise.
     if printed(rows[0][0]) == printed(rows[-1][0]):
         return []
-    leading: dict[int, list[_Row]] = {}
     judged = len(measured) if judged is None else judged
     found, some_beaten = [], False
-    for place, row in enumerate(rows):
-        if row[3] < judged or not some_beaten:
-            if _is_beaten(row, islice(rows, place), leading.values(), printed, visible):
+    first, first_error, first_freedom, _ = rows[0]
+    leading = {first_freedom: [rows[0]]}
+    bounds: dict[int, tuple[float, float]] = {}
+    for place, (mean, error, freedom, index) in enumerate(rows):
+        if freedom not in leading:
+            leading[freedom] = []
+            bounds.clear()
+        if index < judged or not some_beaten:
+            if freedom not in bounds:
+                least = min(_bounds(other, freedom)[0] for other in leading)
+                bounds[freedom] = least, _bounds(first_freedom, freedom)[1]
+            # Of most rows the first one tells by the cruder bounds: it is furthest from them.
+            least, most = bounds[freedom]
+            apart = (mean - first) * (mean - first)
+            if apart > least * error and (
+                (apart > visible and apart > most * (first_error + error))
+                or _is_beaten(rows[place], islice(rows, place), leading.values(), printed, visible)
+            ):
                 some_beaten = True
-            elif row[3] < judged:
-                found.append(row[3])
-        front = leading.setdefault(row[2], [])
-        if not front or row[1] < front[-1][1]:
-            front.append(row)
+            elif index < judged:
+                found.append(index)
+        front = leading[freedom]
+        if not front or error < front[-1][1]:
+            front.append(rows[place])
     return sorted(found) if some_beaten else []
 
 
@@ -91,7 +112,7 @@ def _is_beaten(
     """
     mean, error, freedom, _ = row
     close = math.inf
-    for front in leading:
+    for front in filter(None, leading):
         least, most = _bounds(front[0][2], freedom)
         close = min(close, least * error)
         for better in front:
@@ -132,10 +153,10 @@ def _is_far(apart: float, error: float, one: _Error | _Row, other: _Error | _Row
     share = one[1] / error  # as in `_freedom`, without a call: a page of a board asks thousands of times
     rest = 1 - share
     t2, freedom = apart / error, 1 / (share * share / one[2] + rest * rest / other[2])
-    quarters = 4 * min(_MOST_FREEDOM, freedom)
-    if t2 <= _critical(math.ceil(quarters))[0]:
-        return False
-    return t2 > _critical(max(4, int(quarters)))[1] or _chance(t2, freedom) < LEVEL
+    step = math.floor(_step(freedom))
+    if t2 > _critical(step)[1]:
+        return True
+    return t2 > _critical(step + 1)[0] and _chance(t2, freedom) < LEVEL
 
 
 @cache
@@ -154,18 +175,23 @@ def _bounds(one: int, other: int) -> tuple[float, float]:
         low, high = part / _SHARES, (part + 1) / _SHARES
         within = low <= one / (one + other) <= high
         freedom = most if within else min(most, max(_freedom(low, one, other), _freedom(high, one, other)))
-        least = min(least, _critical(math.ceil(4 * freedom))[0] / (1 - low))
+        least = min(least, _critical(math.floor(_step(freedom)) + 1)[0] / (1 - low))
     # A little wider than it must be, as both sides are rounded.
-    return least * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9)
+    return least * (1 - 1e-9), _critical(math.floor(_step(fewest)))[1] * (1 + 1e-9)
+
+
+def _step(freedom: float) -> float:
+    """Where degrees of freedom stand among those whose critical value is known."""
+    return _STEPS * math.log2(min(_MOST_FREEDOM, freedom))
 
 
 @cache
-def _critical(quarters: int) -> tuple[float, float]:
-    """Bounds of the square of t that is exceeded by chance as often as the level says, with so many quarter degrees."""
-    low, high = 0.0, 200.0
+def _critical(step: int) -> tuple[float, float]:
+    """Bounds of the square of t that is exceeded by chance as often as the level says, after so many steps from 1."""
+    freedom, low, high = 2.0 ** (step / _STEPS), 0.0, 200.0
     for _ in range(25):
         middle = (low + high) / 2
-        low, high = (middle, high) if _chance(middle, quarters / 4) >= LEVEL else (low, middle)
+        low, high = (middle, high) if _chance(middle, freedom) >= LEVEL else (low, middle)
     return low, high
 
 

@@ -236,15 +236,18 @@ def _compared(configs: Sequence[TrialFields]) -> tuple[dict[str, Sequence[Any]],
     """By path the values of fields in which configurations differ, and what they share."""
     differing: dict[str, Sequence[Any]] = {}
     common: dict[str, FieldValue] = {}
-    for name in dict.fromkeys(chain.from_iterable(configs)):
-        parts = [config.get(name) for config in configs]
+    for name, parts in _turned(configs):
         if _alike(parts):
-            del parts[1:]
+            parts = parts[:1]
         for path, values in _columns(name, parts):
-            if _alike(values):
-                common[path] = values[0]
+            # (Where all are alike, as in most columns, one is looked at, not each.)
+            listed = values[:1] if _alike(values) else values
+            if tuple in map(type, listed):
+                listed = [list(one) if type(one) is tuple else one for one in listed]
+            if _alike(listed):
+                common[path] = listed[0]
             else:
-                differing[path] = values
+                differing[path] = listed
     return {path: differing[path] for path in in_order(differing)}, {path: common[path] for path in in_order(common)}
 
 
@@ -298,20 +301,20 @@ def _alike(values: Sequence[Any]) -> bool:
     return values.count(values[0]) == len(values)
 
 
-def _columns(name: str, parts: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """The paths of a part that configurations have by this name, and of each path all values, lists for tuples."""
-    found: list[tuple[str, Sequence[Any]]]
-    if len(parts) > 1 and all(type(part) is dict for part in parts) and _alike([list(part) for part in parts]):
+def _turned(configs: Sequence[TrialFields]) -> Iterable[tuple[str, Sequence[Any]]]:
+    """By name what mappings have by it, None where they lack it."""
+    if configs and _alike(list(map(list, configs))):
         # As it is but for older configurations: turned over in one step.
-        columns = zip(*(part.values() for part in parts), strict=True)
-        found = [(f"{name}.{inner}", values) for inner, values in zip(parts[0], columns, strict=True)]
-    else:
-        found = [(path, _within(parts, path.partition(".")[2], default_of(path))) for path in _paths(name, parts)]
-    for path, values in found:
-        yield (
-            path,
-            [list(one) if type(one) is tuple else one for one in values] if tuple in map(type, values) else values,
-        )
+        return zip(configs[0], zip(*[config.values() for config in configs], strict=True), strict=True)
+    names = dict.fromkeys(chain.from_iterable(configs))
+    return [(name, [config.get(name) for config in configs]) for name in names]
+
+
+def _columns(name: str, parts: Sequence[Any]) -> list[tuple[str, Sequence[Any]]]:
+    """The paths of a part that configurations have by this name, and of each path all values."""
+    if set(map(type, parts)) == {dict} and _alike(list(map(list, parts))):
+        return [(f"{name}.{inner}", values) for inner, values in _turned(parts)]
+    return [(path, _within(parts, path.partition(".")[2], default_of(path))) for path in _paths(name, parts)]
 
 
 def _within(parts: Iterable[Any], inner: str, default: Any) -> list[Any]:
@@ -332,8 +335,13 @@ def _paths(name: str, parts: Sequence[Any]) -> Iterator[str]:
 
 def in_order(paths: Iterable[str]) -> list[str]:
     """Paths in the order of a trial's fields; what is none of them comes last."""
-    order = {path: index for index, path in enumerate(field_infos())}
+    order = _places()
     return sorted(paths, key=lambda path: order.get(path, len(order)))
+
+
+@cache
+def _places() -> dict[str, int]:
+    return {path: index for index, path in enumerate(field_infos())}
 
 
 @cache
