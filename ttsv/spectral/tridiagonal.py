@@ -4,7 +4,8 @@ CUDA's libraries decompose matrices of more than a few rows one by one, which le
 matrix goes the way that LAPACK takes (xHETRD, then xSTEDC), in step with all others, and nothing waits for the device:
 
 1. Householder reflections make the matrices tridiagonal, a column at a time (Golub & Van Loan, Matrix Computations,
-   8.3.1), their updates gathered for a panel of columns (xLATRD; Dongarra, Sorensen & Hammarling 1989). Moduli of the
+   8.3.1), and an update of rank 2 follows each (xHETD2). Gathered for some columns (xLATRD) updates move half as much
+   memory, but are a sixth more launches, which took an H200 156 ms for 124 (34 matrices of 640 rows). Moduli of the
    elements beside the diagonal are enough: a diagonal unitary matrix takes away their phases.
 2. Divide and conquer (Cuppen 1981) finds the eigenvalues of the tridiagonal ones. Two halves are joined by the roots
    of a secular equation (xLAED4), all of them at once; of the halves' eigenvectors it needs no more than the first and
@@ -23,9 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_PANEL = 16
-"""Columns after which the rest of a matrix is updated, or an eighth of its columns where that is less; until then the
-products with it are corrected."""
+from ttsv.spectral.norms import powers_of_two
 
 _POINTS = 2**22
 """A pass over a secular equation evaluates as many terms (32 MiB), or more where bisection alone does: small ones are
@@ -58,38 +57,31 @@ class Pieces(NamedTuple):
     last: Tensor
 
 
-def hermitian_eigenvalues(matrices: Tensor, *, panel: int = _PANEL, points: int = _POINTS) -> Tensor:
+def hermitian_eigenvalues(matrices: Tensor, *, points: int = _POINTS) -> Tensor:
     """Returns the eigenvalues (b, n), real and ascending, of Hermitian matrices (b, n, n), on their device.
 
     Errors are some roundings of their dtype, at worst n of them, times the largest magnitude of an eigenvalue. Each
     matrix is scaled by a power of two, so that its elements may have any size whose largest is not subnormal. Values of
     a matrix with an element that is not finite are NaN. Not differentiable; reads the upper triangle and the lower one.
 
-    Beside the matrices it takes one and a half times their memory, and up to 32 MiB. `panel`, `points`: see `_PANEL`,
-    `_POINTS`.
+    Beside the matrices it takes one and a half times their memory, and up to 32 MiB. `points`: see `_POINTS`.
     """
     real = matrices.real.dtype
     count, side = matrices.shape[:2]
     if not matrices.numel():
         return matrices.new_zeros((count, side), dtype=real)
     largest = torch.linalg.vector_norm(matrices.detach(), math.inf, dim=(-2, -1)).double()
-    scale = _power_of_two(largest)
-    diagonal, beside = tridiagonalize(matrices.detach() * scale.reciprocal().to(real)[:, None, None], panel)
+    scale = powers_of_two(largest)
+    diagonal, beside = tridiagonalize(matrices.detach() * scale.reciprocal().to(real)[:, None, None])
     values = tridiagonal_eigenvalues(diagonal.double(), beside.double(), points) * scale[:, None]
     return values.to(real)
 
 
-def _power_of_two(numbers: Tensor) -> Tensor:
-    """The largest powers of two up to float64 numbers above 0; the least normal one for 0."""
-    exponents = numbers.view(torch.int64) & (0x7FF << 52)
-    return exponents.view(torch.float64).clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def tridiagonalize(matrices: Tensor, panel: int = _PANEL) -> tuple[Tensor, Tensor]:
+def tridiagonalize(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Diagonals (b, n) and magnitudes of the elements beside them (b, n - 1) of similar tridiagonal matrices.
 
     `matrices (b, n, n)`, Hermitian with elements up to about 1, are overwritten. Below, rows stand for the conjugates
-    of columns, as they lie in one piece: v and w, of `A - 2 (v w^H + w v^H)`, as rows of `vectors`.
+    of columns, as they lie in one piece: v and w, of `A - 2 (v w^H + w v^H)`.
     """
     count, side, _ = matrices.shape
     real = matrices.real.dtype
@@ -97,35 +89,21 @@ def tridiagonalize(matrices: Tensor, panel: int = _PANEL) -> tuple[Tensor, Tenso
     negligible = math.sqrt(torch.finfo(real).tiny / torch.finfo(real).eps)  # squares of smaller ones lose digits
     lengths = torch.split(beside[:, :, None], 1, dim=1)
     corners = torch.split(matrices.diagonal(1, -2, -1)[:, :, None], 1, dim=1)
-    panel = max(1, min(panel, side // 8))
-    space = matrices.new_empty((count, 4 * panel, side))
-    for start in range(0, side - 2, panel):
-        end = min(start + panel, side - 2)
-        width = end - start
-        # The rows of v and w, from the middle outwards, and those of w and v: what there is so far is in one piece.
-        vectors = space[:, : 4 * width]
-        left, right = vectors[:, : 2 * width].mH, vectors[:, 2 * width :]
-        for column in range(start, end):
-            place, behind = column - start, column + 1
-            filled = slice(width - place, width + place)
-            row = matrices[:, column:behind, column:]
-            if place:
-                row.baddbmm_(left[:, column:behind, filled], right[:, filled, column:], alpha=-2)
-            row = row[:, :, 1:]
-            torch.linalg.vector_norm(row, dim=-1, keepdim=True, out=lengths[column])
-            corners[column].add_(_aligned(lengths[column], corners[column]))
-            # Where there is nothing to reflect, v becomes as good as 0, and the reflection the identity.
-            norm = torch.threshold(torch.linalg.vector_norm(row, dim=-1, keepdim=True), negligible, 1 / negligible)
-            both = vectors[:, width - 1 - place :: 2 * width + 1 + 2 * place, behind:]
-            torch.div(row.expand_as(both), norm, out=both)
-            v = both[:, :1]
-            product = torch.bmm(v, matrices[:, behind:, behind:])
-            if place:
-                earlier = torch.bmm(v, left[:, behind:, filled])
-                product.baddbmm_(earlier, right[:, filled, behind:], alpha=-2)
-            both = vectors[:, width + place : 3 * width - place : 2 * width - 1 - 2 * place, behind:]
-            torch.addcmul(product.expand_as(both), torch.bmm(product, v.mH), v, value=-1, out=both)
-        matrices[:, end:, end:].baddbmm_(left[:, end:], right[:, :, end:], alpha=-2)
+    space = matrices.new_empty((count, 4, side))
+    for column in range(side - 2):
+        row, rest = matrices[:, column : column + 1, column + 1 :], matrices[:, column + 1 :, column + 1 :]
+        vectors = space[:, :, column + 1 :]  # v, w, w, v
+        torch.linalg.vector_norm(row, dim=-1, keepdim=True, out=lengths[column])
+        corners[column].add_(_aligned(lengths[column], corners[column]))
+        # Where there is nothing to reflect, v becomes as good as 0, and the reflection the identity.
+        norm = torch.threshold(torch.linalg.vector_norm(row, dim=-1, keepdim=True), negligible, 1 / negligible)
+        both = vectors[:, ::3]
+        torch.div(row.expand_as(both), norm, out=both)
+        v = both[:, :1]
+        product = torch.bmm(v, rest)
+        both = vectors[:, 1:3]
+        torch.addcmul(product.expand_as(both), torch.bmm(product, v.mH), v, value=-1, out=both)
+        rest.baddbmm_(vectors[:, :2].mH, vectors[:, 2:], alpha=-2)
     if side > 1:
         torch.abs(corners[-1], out=lengths[-1])
     return matrices.diagonal(0, -2, -1).real.clone(), beside  # a view would keep the matrices

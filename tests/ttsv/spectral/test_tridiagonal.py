@@ -74,15 +74,14 @@ def drawn_spectra(draw: st.DrawFn) -> Tensor:
     values=drawn_spectra(),
     dtype=st.sampled_from(DTYPES),
     count=st.integers(1, 3),
-    panel=st.integers(1, 20),
     points=st.sampled_from([1, 2**14, 2**22]),
     exponent=st.integers(-400, 400),
 )
-def test_drawn_matrices(values: Tensor, dtype: torch.dtype, count: int, panel: int, points: int, exponent: int) -> None:
-    """At any scale, with panels that do not divide the side, and however many points a pass has."""
+def test_drawn_matrices(values: Tensor, dtype: torch.dtype, count: int, points: int, exponent: int) -> None:
+    """At any scale, and however many points a pass has."""
     matrices = hermitian(values, dtype, count) * 2.0**exponent
     before = matrices.clone()
-    found = hermitian_eigenvalues(matrices, panel=panel, points=points)
+    found = hermitian_eigenvalues(matrices, points=points)
     assert deviation(found, matrices) <= bound(len(values))
     assert torch.equal(matrices, before)
 
@@ -178,11 +177,10 @@ def test_drawn_tridiagonal_matrices(data: st.DataObject, side: int) -> None:
     assert deviation(tridiagonal_eigenvalues(diagonal[None], beside[None]), matrix[None]) <= bound(side)
 
 
-@pytest.mark.parametrize("panel", [1, 4, 32])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tridiagonal_matrices_are_similar(dtype: torch.dtype, panel: int) -> None:
+def test_tridiagonal_matrices_are_similar(dtype: torch.dtype) -> None:
     matrices = hermitian(torch.linspace(-1, 1, 30), dtype, 2)
-    diagonal, beside = tridiagonalize(matrices.clone(), panel)
+    diagonal, beside = tridiagonalize(matrices.clone())
     assert diagonal.shape == (2, 30)
     assert beside.shape == (2, 29)
     similar = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
