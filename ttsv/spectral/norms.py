@@ -31,15 +31,17 @@ def largest_squares(
 ) -> Tensor:
     """As `largest_square`, of each (owners,) of so many convolutions that are the groups of one (`stacked`).
 
-    With a `least (owners,)` of each that is found for one that is not above it, but for the tolerance, and costs no
+    With a `least (owners,)` of each that is found for one that is not above it, but for the tolerance, and costs little
     more than Cholesky tests.
     """
     grams = Grams(kernel, geometry)
+    # Where eigenvalues are decompositions, they come after a test anyway.
+    tests = least is not None and not decomposes_in_batches(grams.side, kernel.device)
     found = kernel.new_zeros(owners) if least is None else least
     for index in grams.batches(geometry.frequencies(kernel.device).index):
         matrices = grams.at(index)
         owner = owners_of(matrices, geometry, owners)
-        if least is not None:
+        if tests:
             which = indices_above(matrices, found[owner] * (1 + tolerance))
             if not len(which):
                 continue
