@@ -20,6 +20,7 @@ from ttsv.precision import full_precision
 from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
 from ttsv.runtime import EnvironmentFields, describe_environment, known_failures
 from ttsv.spectral.network import model_spectra
+from ttsv.spectral.symbol import forget_tables
 from ttsv.training.record import LayerRecord
 
 
@@ -143,6 +144,7 @@ def _layers(subject: Subject) -> LayerSpectra:
             torch.cuda.synchronize(subject.device)
         return values, time.perf_counter() - started
 
+    forget_tables()  # whose memory is counted where they are made: here, whatever came before
     (values, seconds), memory = cost.peak_allocation(timed, subject.device)
     records = layer_records(subject.model, subject.data, subject.report or ConstraintReport(), values)
     return LayerSpectra(values=values, seconds=seconds, memory=memory, records=tuple(records))

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ttsv.spectral.symbol import Lags, PeriodicConv
+from ttsv.spectral.symbol import TABLES, Lags, PeriodicConv
 
 _PART_BYTES = 2**24
 """Gram matrices of at most this many bytes (16 MiB) are held at once, or one frequency's where that is more."""
@@ -120,3 +120,6 @@ def _chunks(
             weights[0] /= 2
         found.append((members.to(device), weights.to(device)))
     return tuple(found)
+
+
+TABLES.append(_chunks)

@@ -274,9 +274,13 @@ def _lags(kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple
     return pairs
 
 
+TABLES = [_frequencies, _taps_by_component, _aliases, _turns, _shifts_on]
+"""All that is kept of geometries on devices."""
+
+
 def forget_tables() -> None:
-    """Frees what is kept of geometries on all devices."""
-    for table in (_frequencies, _taps_by_component, _aliases, _turns, _shifts_on):
+    """Frees what is kept of geometries, so that whatever comes next makes it anew, as in a process of its own."""
+    for table in TABLES:
         table.cache_clear()
 
 
