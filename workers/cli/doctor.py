@@ -1,6 +1,7 @@
 """`ttsv doctor`: what whoever runs the service can get wrong, and the command that mends it.
 
-`doctor_service` and `doctor_machine` look, `findings` says what a finding is. Nothing is changed and nothing made.
+`doctor_service`, `doctor_files` and `doctor_machine` look, `findings` says what a finding is. Nothing is changed and
+nothing made.
 """
 
 import json
@@ -44,6 +45,7 @@ def examine(*, deep: bool) -> list[Finding]:
     """All findings, in the order in which they are best mended. What waits for others waits beside the rest."""
     from concurrent.futures import ThreadPoolExecutor
 
+    from workers.cli import doctor_files as files
     from workers.cli import doctor_machine as machine
     from workers.cli import doctor_service as service
 
@@ -54,9 +56,9 @@ def examine(*, deep: bool) -> list[Finding]:
         findings.append(Check("settings").warning(hidden, "ttsv doctor  # again, once they are mended"))
     else:
         looks = {
-            "disk": lambda: machine.look_at_disk(settings),
+            "disk": lambda: files.look_at_disk(settings),
             "database": lambda: service.look_at_database(settings, deep=deep),
-            "data": lambda: machine.look_at_data(settings, deep=deep),
+            "data": lambda: files.look_at_data(settings, deep=deep),
             "ray": lambda: machine.look_at_ray(settings),
         }
     looks |= {

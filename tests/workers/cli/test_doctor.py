@@ -33,7 +33,7 @@ from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
 from ttsv.data import verify_dataset
-from workers.cli import doctor, doctor_machine, doctor_service
+from workers.cli import doctor, doctor_files, doctor_machine, doctor_service
 from workers.cli.__main__ import app
 from workers.cli.findings import Check, Finding, Status, ago, size, worst
 from workers.node.processes import identity
@@ -59,7 +59,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor_machine, "_DEVICE", tmp_path / "no-device")
-    monkeypatch.setattr(doctor_machine, "_LITTLE_BYTES", 2**30)
+    monkeypatch.setattr(doctor_files, "_LITTLE_BYTES", 2**30)
     monkeypatch.chdir(tmp_path)
     torch_says(monkeypatch, SEEN)
     return tmp_path
@@ -205,7 +205,7 @@ Mount = namedtuple("Mount", "mountpoint fstype")
 
 class TestDisk:
     def look(self, folder: Path, url: str | None = None) -> list[Finding]:
-        return doctor_machine.look_at_disk(Settings(data_dir=folder, database_url=url))
+        return doctor_files.look_at_disk(Settings(data_dir=folder, database_url=url))
 
     def test_in_order(self, machine: Path) -> None:
         is_ok(self.look(machine), f"free in {machine}")
@@ -230,7 +230,7 @@ class TestDisk:
 
     def test_the_store(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def look(storage: str) -> list[Finding]:
-            return doctor_machine.look_at_disk(Settings(data_dir=machine, storage=storage))
+            return doctor_files.look_at_disk(Settings(data_dir=machine, storage=storage))
 
         folder = machine / "results"
         is_warning(look(str(folder)), f"{folder}, is not there and will be made", f"findmnt {folder}")
@@ -246,12 +246,12 @@ class TestDisk:
 
     def test_a_store_that_is_silent_is_given_up(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its host takes connections and says nothing; pyarrow would wait and try again for a minute and a half."""
-        monkeypatch.setattr(doctor_machine, "_STORE_SECONDS", 4.0)
+        monkeypatch.setattr(doctor_files, "_STORE_SECONDS", 4.0)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             host, port = silent.getsockname()
             storage = f"s3://key:word@bucket/x?endpoint_override={host}:{port}&scheme=http"
             begun = time.monotonic()
-            found = doctor_machine.look_at_disk(Settings(data_dir=machine, storage=storage))
+            found = doctor_files.look_at_disk(Settings(data_dir=machine, storage=storage))
             assert time.monotonic() - begun < 10
             is_wrong(found, "bucket/x, does not answer within 4 s", "does its host answer?")
 
@@ -583,7 +583,7 @@ class TestGpus:
 
 class TestData:
     def look(self, folder: Path, *, deep: bool = False) -> list[Finding]:
-        return doctor_machine.look_at_data(Settings(data_dir=folder), deep=deep)
+        return doctor_files.look_at_data(Settings(data_dir=folder), deep=deep)
 
     def test_none(self, machine: Path) -> None:
         is_ok(self.look(machine), "not here: cifar10, cifar100, svhn, fashion-mnist")

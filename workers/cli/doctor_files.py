@@ -1,0 +1,178 @@
+"""What `ttsv doctor` looks at of files: the disk and its file system, the store of trials' files, data sets."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from workers.cli.findings import Check, Finding, size
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+_LITTLE_BYTES = 5 * 2**30
+_NETWORK = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "gpfs",
+    "lustre",
+    "glusterfs",
+    "fuse.sshfs",
+    "fuse.s3fs",
+)
+"""How the names of file systems begin whose locks SQLite cannot rely on."""
+_STORE_SECONDS = 10.0
+_BUCKET = """
+import sys
+from service.storage import require_bucket
+try:
+    require_bucket(sys.stdin.read())
+except (OSError, ValueError) as error:
+    print(error)
+    sys.exit(1)
+"""
+"""Run in a process of its own: where a store's server is silent, pyarrow tries again for a minute and a half.
+
+A thread that waits for it could not be left behind: a program's end waits for what pyarrow has under way.
+"""
+
+_disk, _data = map(Check, ("disk", "data"))
+
+
+def look_at_disk(settings: "Settings") -> list[Finding]:
+    """The data folder: that it can be written, its room, whether its file system suits SQLite; and the files' store."""
+    from service.settings import LEAST_FREE_BYTES
+
+    folder = settings.data_dir
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    shown, place = quote(str(folder)), quote(str(there))
+    if not there.is_dir():
+        return [
+            _disk.wrong(f"{there} is in the way of the data folder {folder}: it is a file", f"mv {place} {place}.old")
+        ]
+    if not os.access(there, os.W_OK | os.X_OK):
+        says = (
+            f"{there} cannot be written" if there == folder else f"{folder} cannot be made: {there} cannot be written"
+        )
+        return [_disk.wrong(says, f"sudo install --directory --owner $USER {shown}")]
+    findings = [*_network(settings), *_store(settings)]
+    usage, system = shutil.disk_usage(there), os.statvfs(there)
+    free = f"{size(usage.free)} of {size(usage.total)} free in {folder}"
+    mend = f"du --human-readable --max-depth 1 {place}  # what takes the room"
+    if usage.free < LEAST_FREE_BYTES:
+        findings.append(_disk.wrong(f"{free}: at least {size(LEAST_FREE_BYTES)} are wanted", mend))
+    elif usage.free < _LITTLE_BYTES:
+        findings.append(_disk.warning(free, mend))
+    elif system.f_files and not system.f_favail:
+        findings.append(_disk.wrong(f"no file can be made in {folder}: its file system has as many as it can", mend))
+    else:
+        findings.append(_disk.ok(free if there == folder else f"{free}, which will be made"))
+    return findings
+
+
+def _network(settings: "Settings") -> Iterator[Finding]:
+    """SQLite needs locks that hold, which the file systems of networks do not promise."""
+    from sqlalchemy import make_url
+
+    url = make_url(settings.database_url or f"sqlite:///{settings.data_dir / 'ttsv.db'}")
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return
+    file = Path(url.database).absolute()
+    kind = _file_system(file)
+    if kind.startswith(_NETWORK):
+        says = f"{file} lies on {kind}, whose locks SQLite cannot rely on: use a local disk, or PostgreSQL"
+        yield _disk.wrong(says, "export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db")
+
+
+def _store(settings: "Settings") -> Iterator[Finding]:
+    """Whether the files of trials can be kept where TTSV_STORAGE says."""
+    from service.storage import without_secrets
+
+    if settings.storage is None:
+        return
+    place = without_secrets(settings.storage)
+    shown = f"the store of TTSV_STORAGE, {place},"
+    if "://" in settings.storage:
+        if (problem := _bucket_problem(settings.storage)) is not None:
+            yield _disk.wrong(f"{shown} {problem}", "env | grep ^AWS_  # the keys; does its host answer?")
+            return
+    elif not Path(place).exists():
+        yield _disk.warning(f"{shown} is not there and will be made: is it to be mounted?", f"findmnt {quote(place)}")
+        return
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield _disk.wrong(f"{shown} cannot be written", f"sudo chown $USER {quote(place)}")
+        return
+    yield _disk.ok(f"{shown} is there")
+
+
+def _bucket_problem(place: str) -> str | None:
+    """Why there is no such bucket to be read, or None. The place may hold a key, so it is in no command line."""
+    command = [sys.executable, "-c", _BUCKET]
+    try:
+        done = subprocess.run(command, input=place, capture_output=True, text=True, check=False, timeout=_STORE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"does not answer within {_STORE_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return None
+    said = (done.stdout or done.stderr).strip().splitlines() or [f"it ended with {done.returncode}"]
+    return f"cannot be read: {said[-1]}"
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that a path lies on; empty where it is not known."""
+    import psutil
+
+    above = {str(folder) for folder in path.parents}
+    mounts = [part for part in psutil.disk_partitions(all=True) if part.mountpoint in above]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""
+
+
+def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:
+    """The data sets of the data folder, by size and times; `deep` reads them and compares checksums."""
+    from ttsv.data.catalog import DATASETS, dataset_info
+    from ttsv.data.own import own_names
+    from ttsv.data.source import fetch_command
+
+    folder = settings.data_dir / "datasets"
+    findings, missing = [], []
+    for name in [*DATASETS, *own_names(folder)]:
+        finding = _data_set(name, folder, deep=deep)
+        info = dataset_info(name)
+        if finding is not None:
+            findings.append(finding)
+        elif info is not None and not info.embedded:
+            missing.append(name)
+    if missing:
+        findings.append(_data.ok(f"not here: {', '.join(missing)} (where trials need them: {fetch_command('NAME')})"))
+    return findings
+
+
+def _data_set(name: str, folder: Path, *, deep: bool) -> Finding | None:
+    """What is to be said of a data set; None where nobody used it yet."""
+    from ttsv.data import verify_dataset
+    from ttsv.data.content import ContentRecord
+    from ttsv.data.shared import find_shared
+    from ttsv.errors import DataError
+
+    verify = f"ttsv data verify {quote(name)}"
+    try:
+        if ContentRecord.find(name, folder) is None:
+            return None
+        if deep:
+            sha256 = verify_dataset(name, folder.parent)
+            return _data.ok(f"{name}: every file has its checksum (content SHA-256 {sha256[:12]})")
+        copy = find_shared(name, folder)
+    except DataError as error:
+        return _data.wrong(f"{name}: {error}", verify)
+    if copy is None:
+        return _data.warning(f"{name}: its copy is gone, or its files are not those of its first use", verify)
+    return _data.ok(f"{name}: as at its first use, by size and times (content SHA-256 {copy.sha256[:12]})")
