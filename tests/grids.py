@@ -34,7 +34,7 @@ from service.leaderboards import cell_scores
 from service.migrate import migrate
 from service.queue import nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
-from service.specs.grid import expand_grid
+from service.specs.grid import Plan, expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
 from tests.results import made_result
@@ -57,6 +57,11 @@ AXES: dict[int, dict[str, list[Any]]] = {
 }
 _LIKELY_FINAL = 0.82
 _RUNNING = 24
+
+
+def plan_of(spec: ExperimentSpec) -> Plan:
+    """The trials of a spec, however many."""
+    return expand_grid(spec, max_trials=10_000)
 
 
 def fill(

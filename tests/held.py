@@ -19,6 +19,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """One call in one transaction."""
+    return database.write(lambda session: function(session, *args, **kwargs))
+
+
 def under(
     lease: Lease, write: Callable[Concatenate[HeldExperiment, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[Session], T]:

@@ -37,6 +37,13 @@ from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from ttsv.results import protocol_fingerprint
 
+# What the fixtures below give.
+Submit = Callable[..., int]
+Claim = Callable[..., Lease]
+Finish = Callable[..., None]
+Table = Callable[[type], list[Any]]
+Make = Callable[..., dict[str, Any]]
+
 # The name under which the test client asks.
 os.environ.setdefault("TTSV_ALLOWED_HOSTS", "testserver")
 
@@ -305,7 +312,7 @@ def module_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture
-def submit(database: Database) -> Callable[..., int]:
+def submit(database: Database) -> Submit:
     """Stores an experiment with so many seeds (and whatever axes are named) and gives its id."""
 
     def submit(*, seeds: int = 2, name: str = "grid", priority: int = 0, **axes: list[Any]) -> int:
@@ -320,7 +327,7 @@ PROCESS: ProcessIdentity = {"boot": "a kernel", "pids": 1, "pid": 1, "start": 1}
 
 
 @pytest.fixture
-def claim(database: Database) -> Callable[..., Lease]:
+def claim(database: Database) -> Claim:
     """Claims the first experiment, which must be there."""
 
     def claim(worker: str = "worker") -> Lease:
@@ -332,7 +339,7 @@ def claim(database: Database) -> Callable[..., Lease]:
 
 
 @pytest.fixture
-def table(database: Database) -> Callable[[type], list[Any]]:
+def table(database: Database) -> Table:
     """All rows of one table, in the order of its key."""
 
     def table(kind: type) -> list[Any]:
@@ -343,7 +350,7 @@ def table(database: Database) -> Callable[[type], list[Any]]:
 
 
 @pytest.fixture(scope="session")
-def epoch_point() -> Callable[..., dict[str, Any]]:
+def epoch_point() -> Make:
     """One epoch's metrics as the queue takes them."""
 
     def point(epoch: int = 1, **changes: Any) -> dict[str, Any]:
@@ -363,7 +370,7 @@ def epoch_point() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def trial_result() -> Callable[..., dict[str, Any]]:
+def trial_result() -> Make:
     """A trial's result as the queue takes it."""
 
     def result(accuracy: float = 0.9, **changes: Any) -> dict[str, Any]:
@@ -415,9 +422,9 @@ def protocol() -> Callable[..., ProtocolRecord]:
 @pytest.fixture
 def finish(
     database: Database,
-    trial_result: Callable[..., dict[str, Any]],
+    trial_result: Make,
     protocol: Callable[..., ProtocolRecord],
-) -> Callable[..., None]:
+) -> Finish:
     """Starts a trial under a lease and stores its result."""
 
     def finish(lease: Lease, trial_id: int, accuracy: float = 0.9, *, under: str = "test", **metrics: float) -> None:

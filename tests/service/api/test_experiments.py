@@ -4,7 +4,6 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,10 @@ from service.database import Experiment, IdempotencyKey, Trial, Worker
 from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
-from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.settings import Settings
 from tests.held import reported, under
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-Make = Callable[..., dict[str, Any]]
+from tests.machinery import Claim, Finish, Make, Submit, Table
 
 SPEC: dict[str, Any] = {
     "name": "ranks",

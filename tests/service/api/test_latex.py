@@ -1,8 +1,6 @@
 """All LaTeX that the API gives is read as a TeX would, of grids over fields that nobody named."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -15,8 +13,8 @@ from service.queue import leases
 from service.queue.trials import ProtocolRecord, hold
 from tests import latex
 from tests.held import unfinished_trials
+from tests.machinery import Make
 
-Make = Callable[..., dict[str, Any]]
 GRID = {
     "augmentation.flip": [False, True],
     "augmentation.padding": ["zeros", "symmetric"],

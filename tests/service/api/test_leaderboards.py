@@ -20,12 +20,8 @@ from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.schemas.leaderboards import LeaderboardOut, TableOut
 from tests.held import unfinished_trials
+from tests.machinery import Claim, Finish, Submit, Table
 from ttsv.config.trial import TrialConfig
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
 
 BOARD = "/v1/leaderboards/digits"
 

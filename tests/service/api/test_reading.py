@@ -17,15 +17,9 @@ from service.api.http.responses import revision_matches
 from service.database import Artifact, EpochPoint, Experiment, Result, Tag, Trial
 from service.database.engine import Database
 from service.experiments.listing import METRICS
-from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.trials import ResultOut
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-Make = Callable[..., dict[str, Any]]
+from tests.machinery import Claim, Finish, Make, Submit, Table
 
 
 @pytest.fixture

@@ -28,18 +28,13 @@ from service.experiments import actions, events
 from service.experiments.events import EventKind
 from service.main import create_app
 from service.queue import leases
-from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from service.settings import Settings
 from service.upkeep import deletion
+from tests.machinery import Claim, Finish, Submit, Table
 
 pytestmark = pytest.mark.here
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,8 @@ from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from tests.held import reported, unfinished_trials
+from tests.machinery import Make
 
-Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
     "name": "x",
     "base": {"dataset": "digits", "model": "small-cnn"},

@@ -33,8 +33,8 @@ from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from tests.held import unfinished_trials
+from tests.machinery import Make
 
-Make = Callable[..., dict[str, Any]]
 BASE = {"dataset": "digits", "model": "small-cnn"}
 SPEC: dict[str, Any] = {"name": "x", "base": BASE, "grid": {"seed": [0, 1, 2], "rank": [None, 4]}}
 ONE: dict[str, Any] = {"name": "one", "base": BASE}

@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 from sqlalchemy import insert, select, text
@@ -15,21 +14,9 @@ from service.database import Experiment, Protocol, Trial, TrialState, Worker
 from service.database.engine import Database, sqlite_driver
 from service.experiments import store
 from service.queue import leases
-from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
-from tests.held import under
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Table = Callable[[type], list[Any]]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """One call in one transaction."""
-    return database.write(lambda session: function(session, *args, **kwargs))
+from tests.held import under, write
+from tests.machinery import Claim, Submit, Table
 
 
 @pytest.fixture

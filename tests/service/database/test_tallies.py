@@ -19,8 +19,7 @@ from service.database.engine import Database
 from service.experiments import store
 from service.experiments.store import Progress
 from service.migrate import migrate
-
-Submit = Callable[..., int]
+from tests.machinery import Submit
 
 
 def check(database: Database) -> None:

@@ -1,7 +1,6 @@
 """What people do with experiments, over HTTP and in the database, the same on SQLite and Postgres."""
 
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -26,16 +25,9 @@ from service.queue import leases
 from service.queue.contenders import Specs, contenders
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
-from tests.held import reported, under, unfinished_trials
+from tests.held import reported, under, unfinished_trials, write
+from tests.machinery import Claim, Finish, Make, Submit, Table
 
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-Make = Callable[..., dict[str, Any]]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 S = ExperimentState
 
 ACTIONS: dict[str, tuple[set[S], dict[str, Any] | None]] = {
@@ -51,11 +43,6 @@ ACTIONS: dict[str, tuple[set[S], dict[str, Any] | None]] = {
     "re-evaluate": (set(), {"evaluation": {"lipschitz": "fgsm"}}),  # without a trial that succeeded
 }
 """Action -> where it may be said, and a body with which it adds nothing to an experiment of two seeds."""
-
-
-def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """One call in one transaction."""
-    return database.write(lambda session: function(session, *args, **kwargs))
 
 
 def put(database: Database, experiment_id: int, **columns: Any) -> None:

@@ -1,14 +1,12 @@
 """Experiments made of other experiments, and experiments that grow, the same on SQLite and Postgres."""
 
 import itertools
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy.orm import Session
 
 from service.database import (
     Event,
@@ -25,32 +23,15 @@ from service.experiments.drafts import draft_extension
 from service.experiments.submission import turns_of
 from service.leaderboards import field_index
 from service.queue import leases
-from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
-from service.specs.grid import Plan, expand_grid, factored
+from service.specs.grid import factored
 from service.specs.spec import Additions, ExperimentSpec
-from tests.held import under, unfinished_trials, waiting_trials
+from tests.grids import plan_of
+from tests.held import under, unfinished_trials, waiting_trials, write
+from tests.machinery import Claim, Finish, Submit, Table
 from ttsv.config.training import LOOKING_ON
 
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """One call in one transaction."""
-    return database.write(lambda session: function(session, *args, **kwargs))
-
-
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "layer": "tt"}
-
-
-def plan_of(spec: ExperimentSpec) -> Plan:
-    return expand_grid(spec, max_trials=10_000)
 
 
 def post(api: TestClient, path: str, body: object, status: int = 200, **headers: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -13,26 +13,11 @@ from service.database.engine import Database
 from service.errors import IdempotencyError, NotFoundError
 from service.experiments import store, submission
 from service.experiments.submission import Draft
-from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
-from service.specs.grid import Plan, expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.held import reported
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-Make = Callable[..., dict[str, Any]]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """One call in one transaction."""
-    return database.write(lambda session: function(session, *args, **kwargs))
-
+from tests.grids import plan_of
+from tests.held import reported, write
+from tests.machinery import Claim, Finish, Make, Submit, Table
 
 SPEC = ExperimentSpec(
     name="two ranks",
@@ -41,10 +26,6 @@ SPEC = ExperimentSpec(
     grid={"training.lr": [0.1, 1e-5], "rank": [8, None], "seed": [2**32 - 1, 0]},
     notes="ünïcode ✓",
 )
-
-
-def plan_of(spec: ExperimentSpec) -> Plan:
-    return expand_grid(spec, max_trials=10_000)
 
 
 class TestAnswerOnce:

@@ -1,7 +1,6 @@
 """Experiments made from specs, the same on SQLite and Postgres."""
 
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import pytest
 from sqlalchemy import delete
@@ -20,26 +19,13 @@ from service.database import (
 from service.database.engine import Database
 from service.experiments import store, submission
 from service.experiments.submission import Draft
-from service.queue.leases import Lease
-from service.specs.grid import Plan, expand_grid
+from service.specs.grid import Plan
 from service.specs.spec import ExperimentSpec
-from tests.held import waiting_trials
+from tests.grids import plan_of
+from tests.held import waiting_trials, write
+from tests.machinery import Claim, Finish, Submit, Table
 from ttsv.config.training import LOOKING_ON
 from ttsv.config.trial import TrialConfig
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """One call in one transaction."""
-    return database.write(lambda session: function(session, *args, **kwargs))
-
 
 SPEC = ExperimentSpec(
     name="two ranks",
@@ -50,10 +36,6 @@ SPEC = ExperimentSpec(
     notes="ünïcode ✓",
 )
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "layer": "tt"}
-
-
-def plan_of(spec: ExperimentSpec) -> Plan:
-    return expand_grid(spec, max_trials=10_000)
 
 
 class TestCreate:

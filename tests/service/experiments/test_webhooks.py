@@ -27,16 +27,13 @@ from service.errors import UserError
 from service.experiments import actions, webhooks
 from service.experiments.events import EventKind
 from service.queue import leases
-from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
 from tests.held import unfinished_trials
+from tests.machinery import Claim, Submit, Table
 from workers.worker import webhooks as sender
 from workers.worker.webhooks import NotDeliveredError, Target, post, resolved, signature, targets
 
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Table = Callable[[type], list[Any]]
 SECRET = b"0123456789abcdef"
 CLOSED = (EventKind.CLOSED,)
 

@@ -33,8 +33,8 @@ from service.queue import leases
 from service.queue.leases import Lease
 from tests.examples import examples
 from tests.held import unfinished_trials
+from tests.machinery import Make
 
-Make = Callable[..., dict[str, Any]]
 OPTIONAL = "robust_accuracy"
 values = st.floats(-1e6, 1e6).map(lambda x: x or 0.0)
 

@@ -19,9 +19,8 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import board_sheets, pivot_records
+from tests.machinery import Make
 from ttsv.config.trial import TrialConfig
-
-Make = Callable[..., dict[str, Any]]
 
 LRS, RANKS, SCHEDULES = (0.01, 0.05, 0.5), (None, 2, 0.5), ("cosine", "multistep")
 CONFIGS: list[dict[str, Any]] = [

@@ -32,9 +32,8 @@ from service.leaderboards.sheets import board_sheets
 from service.leaderboards.text_tables import Measured
 from service.paper.reference import references
 from tests.examples import examples
+from tests.machinery import Make
 from ttsv.results import protocol_fingerprint
-
-Make = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,8 @@ from service.queue.trials import HeldExperiment
 from service.specs.grid import expand_grid
 from service.specs.spec import Changes, ExperimentSpec
 from tests.held import under, unfinished_trials
+from tests.machinery import Claim, Finish, Table
 
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
 Post = Callable[..., int]
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}

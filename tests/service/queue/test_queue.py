@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -35,25 +35,13 @@ from service.queue.leases import Lease, Watched
 from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import PlannedTrial, expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.held import reported, under, unfinished_trials
+from tests.held import reported, under, unfinished_trials, write
+from tests.machinery import Claim, Finish, Make, Submit, Table
 from ttsv.config.trial import TrialConfig
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-Make = Callable[..., dict[str, Any]]
 MakeProtocol = Callable[..., ProtocolRecord]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """One call in one transaction."""
-    return database.write(lambda session: function(session, *args, **kwargs))
 
 
 PROTOCOL = ProtocolRecord("p" * 64, {"split": "test"})

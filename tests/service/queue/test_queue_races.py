@@ -23,13 +23,9 @@ from service.queue.leases import Lease, Watched
 from service.queue.trials import HeldExperiment, ProtocolRecord, hold
 from tests.fresh import FRESH
 from tests.held import under
+from tests.machinery import Claim, Finish, Make, Submit, Table
 from tests.service.queue import crowd
 
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
-Make = Callable[..., dict[str, Any]]
 Work = Callable[[Session], Any]
 
 

@@ -22,11 +22,11 @@ from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from tests.held import reported, unfinished_trials
+from tests.machinery import Make
 from workers.cli.__main__ import app
 from workers.worker.poller import Worker
 
 Run = Callable[..., Result]
-Make = Callable[..., dict[str, Any]]
 SPEC = {
     "name": "[bold]a name[/bold]",
     "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 4},

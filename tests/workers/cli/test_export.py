@@ -19,9 +19,9 @@ from service.database.engine import Database
 from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from tests.held import reported, unfinished_trials
+from tests.machinery import Make
 from workers.cli.__main__ import app
 
-Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
     "name": "=HYPERLINK('x')",
     "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt"},

@@ -2,9 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -18,13 +17,8 @@ from service.database.engine import Database
 from service.main import create_app
 from service.observability import JsonFormatter, TextFormatter, about, configure_logging
 from service.queue import leases
-from service.queue.leases import Lease
 from service.settings import LogFormat, Settings
-
-Submit = Callable[..., int]
-Claim = Callable[..., Lease]
-Finish = Callable[..., None]
-Table = Callable[[type], list[Any]]
+from tests.machinery import Claim, Finish, Submit, Table
 
 
 class TestRequestIds:
