@@ -32,11 +32,13 @@ ROOT = HERE.parents[1]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
-    """The condition's first true value."""
+    """The condition's first true value. The longer it takes the rarer is asked: to look at all processes costs much."""
     deadline = time.monotonic() + seconds
+    pause = 0.05
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.4)
     return value
 
 
