@@ -8,7 +8,7 @@ Of `ttsv` only results may be imported, of the service only errors.
 from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_checkpoints
 from service.storage.folder import Folder
 from service.storage.objects import Objects
-from service.storage.opening import open_storage, problem_of, require_bucket, without_secrets
+from service.storage.opening import bucket_problem, open_storage, problem_of, require_bucket, without_secrets
 from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside, trouble_of
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Store",
     "StoredFile",
     "begin",
+    "bucket_problem",
     "copy_out",
     "is_later",
     "logs_of",

@@ -1,6 +1,8 @@
 """What `TTSV_STORAGE` names, opened."""
 
 import errno
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,18 @@ from service.storage.folder import Folder
 from service.storage.objects import Objects
 from service.storage.store import Store
 
+_ANSWER_SECONDS = 10.0
+"""How long a store's server may be silent before somebody who looks at it goes on."""
 _OBJECTS = ("s3",)
+_ASK = """
+import sys
+from service.storage import require_bucket
+try:
+    require_bucket(sys.stdin.read())
+except (OSError, ValueError) as error:
+    print(error)
+    sys.exit(1)
+"""
 
 
 def problem_of(place: str) -> str | None:
@@ -53,6 +66,24 @@ def require_bucket(place: str) -> None:
     bucket = root.partition("/")[0]
     if filesystem.get_file_info(bucket).type.name == "NotFound":
         raise FileNotFoundError(errno.ENOENT, "there is no such bucket", bucket)
+
+
+def bucket_problem(place: str) -> str | None:
+    """What keeps the bucket of such a URL from being read, in words that follow its name; None where nothing does.
+
+    Asked in a process of its own: of a silent server pyarrow asks again for a minute and a half, and a thread that
+    waits for it could not be left behind, as a program's end waits for it. The URL may hold a key, so it is in no
+    command line.
+    """
+    command, patience = [sys.executable, "-c", _ASK], _ANSWER_SECONDS
+    try:
+        done = subprocess.run(command, input=place, capture_output=True, text=True, check=False, timeout=patience)
+    except subprocess.TimeoutExpired:
+        return f"does not answer within {patience:g} s"
+    if done.returncode == 0:
+        return None
+    last = ((done.stdout or done.stderr).strip().splitlines() or [f"its look ended with {done.returncode}"])[-1]
+    return f"cannot be read: {last}"
 
 
 def _file_system(place: str) -> tuple[Any, str]:

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
@@ -30,21 +28,6 @@ _NETWORK = (
     "fuse.s3fs",
 )
 """How the names of file systems begin whose locks SQLite cannot rely on."""
-_STORE_SECONDS = 10.0
-_BUCKET = """
-import sys
-from service.storage import require_bucket
-try:
-    require_bucket(sys.stdin.read())
-except (OSError, ValueError) as error:
-    print(error)
-    sys.exit(1)
-"""
-"""Run in a process of its own: where a store's server is silent, pyarrow tries again for a minute and a half.
-
-A thread that waits for it could not be left behind: a program's end waits for what pyarrow has under way.
-"""
-
 _disk, _data = map(Check, ("disk", "data"))
 
 
@@ -95,14 +78,14 @@ def _network(settings: "Settings") -> Iterator[Finding]:
 
 def _store(settings: "Settings") -> Iterator[Finding]:
     """Whether the files of trials can be kept where TTSV_STORAGE says."""
-    from service.storage import without_secrets
+    from service.storage import bucket_problem, without_secrets
 
     if settings.storage is None:
         return
     place = without_secrets(settings.storage)
     shown = f"the store of TTSV_STORAGE, {place},"
     if "://" in settings.storage:
-        if (problem := _bucket_problem(settings.storage)) is not None:
+        if (problem := bucket_problem(settings.storage)) is not None:
             yield _disk.wrong(f"{shown} {problem}", "env | grep ^AWS_  # the keys; does its host answer?")
             return
     elif not Path(place).exists():
@@ -112,19 +95,6 @@ def _store(settings: "Settings") -> Iterator[Finding]:
         yield _disk.wrong(f"{shown} cannot be written", f"sudo chown $USER {quote(place)}")
         return
     yield _disk.ok(f"{shown} is there")
-
-
-def _bucket_problem(place: str) -> str | None:
-    """Why there is no such bucket to be read, or None. The place may hold a key, so it is in no command line."""
-    command = [sys.executable, "-c", _BUCKET]
-    try:
-        done = subprocess.run(command, input=place, capture_output=True, text=True, check=False, timeout=_STORE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"does not answer within {_STORE_SECONDS:.0f} s"
-    if done.returncode == 0:
-        return None
-    said = (done.stdout or done.stderr).strip().splitlines() or [f"it ended with {done.returncode}"]
-    return f"cannot be read: {said[-1]}"
 
 
 def _file_system(path: Path) -> str:

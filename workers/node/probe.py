@@ -17,7 +17,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
-from service.storage import require_bucket, without_secrets
+from service.storage import bucket_problem, without_secrets
 from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
 
 CONNECT_SECONDS = 3.0
@@ -119,11 +119,10 @@ def store_problems(head: HeadNote) -> list[str]:
         if head.storage.seen():
             return []
         return [f"the head's store {place} is not here (its file {MARKER} is missing, or of another): mount it there"]
-    try:
-        require_bucket(head.storage.path)
-    except (OSError, ValueError) as error:
-        return [f"the head's store {place} cannot be read from here ({error}): are AWS_ACCESS_KEY_ID and the like set?"]
-    return []
+    problem = bucket_problem(head.storage.path)
+    if problem is None:
+        return []
+    return [f"the head's store {place} {problem} (asked from here, with this machine's AWS_ACCESS_KEY_ID and the like)"]
 
 
 def compare_clocks(

@@ -5,6 +5,8 @@ import hashlib
 import io
 import os
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from service.storage import (
     Store,
     StoredFile,
     begin,
+    bucket_problem,
     copy_out,
     logs_of,
     open_storage,
+    opening,
     problem_of,
     remove_checkpoints,
     require_bucket,
@@ -478,5 +482,17 @@ class TestNames:
         assert open_storage(place).size("trials/any") is None
         with pytest.raises(FileNotFoundError, match=f"no such bucket: '{bucket}'"):
             require_bucket(place)
+        assert bucket_problem(place) == f"cannot be read: [Errno 2] there is no such bucket: '{bucket}'"
         FileSystem.from_uri(place)[0].create_dir(bucket)
         require_bucket(place)
+        assert bucket_problem(place) is None
+
+    def test_a_server_that_is_silent_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It takes connections and says nothing; pyarrow would wait and try again for a minute and a half."""
+        monkeypatch.setattr(opening, "_ANSWER_SECONDS", 4.0)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            host, port = silent.getsockname()
+            begun = time.monotonic()
+            problem = bucket_problem(f"s3://key:word@bucket/x?endpoint_override={host}:{port}&scheme=http")
+            assert problem == "does not answer within 4 s"
+            assert time.monotonic() - begun < 10
