@@ -22,7 +22,7 @@ from ttsv.spectral.krylov import LeadingPairs
 from ttsv.spectral.norms import Algorithm, clip_algorithm
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv, Size
-from ttsv.tt.decomposition import tt_to_dense
+from ttsv.tt.decomposition import orthogonalize, tt_to_dense
 
 if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
@@ -301,6 +301,18 @@ def test_clip_tt_clips_the_whole_operator(dense: "Dense", data: st.DataObject) -
     assert relative(tt_to_dense(*clipped), dense.clip(whole, delta)) <= 1e-8
     rescaled = clip_tt(k1, core.kernel, k3, delta, core.input_size, rescale=True, **options)
     assert conv_norm(tt_to_dense(*rescaled), core.input_size, **options) <= delta * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_clip_tt_clips_its_core_as_it_is_asked_to(dense: "Dense", algorithm: Algorithm | None) -> None:
+    """By this algorithm, whose roundings are its own, and without stride or dilation where none is named."""
+    k1, core, k3 = dense.gaussian(5, 4, seed=1), dense.gaussian(4, 4, 3, 3), dense.gaussian(4, 6, seed=2)
+    factors = orthogonalize(k1, core, k3)
+    delta = 0.5 * conv_norm(factors.core, 8)
+    cores = {one: clip_conv(factors.core, delta, 8, algorithm=one) for one in get_args(Algorithm)}
+    assert not torch.equal(cores["sign"], cores["eigh"])
+    clipped = clip_tt(k1, core, k3, delta, 8, algorithm=algorithm)
+    assert torch.equal(clipped.core, cores[algorithm or clip_algorithm(4, core.device)])
 
 
 def test_clip_matrix(dense: "Dense") -> None:
