@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
+from service.database import Experiment, ExperimentState, Project, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
 from service.leaderboards import cell_scores, source, stored_rivals
@@ -24,7 +24,7 @@ from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard,
 from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
 from service.leaderboards.filters import Filters, Question
-from service.leaderboards.leaderboard import leaderboard, measured_datasets
+from service.leaderboards.leaderboard import leaderboard, measured_datasets, tried_datasets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.scatter import scatter_plot
 from service.leaderboards.score_ranks import tie_of
@@ -58,11 +58,20 @@ CORRUPTED_RECORD: dict[str, JsonValue] = {"name": "c", "corruptions": {"corrupti
 CORRUPTED = protocol_fingerprint(CORRUPTED_RECORD)
 
 
-def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
+def store_runs(
+    session: Session,
+    experiments: list[list[Run]],
+    trial_result: Make,
+    *,
+    tags: bool = False,
+    projects: Mapping[int, int] | None = None,
+) -> None:
     """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given, and then their scores.
 
-    `tags`: all have the tag "all".
+    `tags`: all have the tag "all". `projects`: those of experiments, by their ids, which are made.
     """
+    projects = projects or {}
+    session.add_all(Project(id=number, name=f"project {number}") for number in set(projects.values()))
     for name in ("a", "b"):
         session.add(Protocol(fingerprint=name, record={"name": name}))
     session.add(Protocol(fingerprint=CORRUPTED, record=CORRUPTED_RECORD))
@@ -71,7 +80,8 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
     for number, runs in enumerate(experiments, start=1):
         state = ExperimentState.SUCCEEDED
         counts = {"grid_points": len(runs), "trial_count": len(runs)}
-        session.add(Experiment(id=number, name="drawn", spec={}, state=state, **counts))
+        owned = {"project_id": projects.get(number)}
+        session.add(Experiment(id=number, name="drawn", spec={}, state=state, **counts, **owned))
         session.flush()
         if tags:
             session.add(Tag(experiment_id=number, name="all"))
@@ -390,6 +400,28 @@ class TestRules:
 
 
 MODES = pytest.mark.parametrize("tag", [None, "all"])  # from scores, and added up
+
+
+class TestDataSets:
+    def test_they_are_listed_with_boards_and_cells_for_everyone_and_for_each_project(
+        self, session: Session, trial_result: Make
+    ) -> None:
+        experiments = [
+            [Run(0, 0, "a"), Run(0, 1, "a"), Run(1, 0, "b"), Run(2, 0, None), Run(6, 0, "a", dataset="svhn")],
+            [Run(3, 0, "a"), Run(7, 0, None, dataset="cifar10")],
+            [Run(8, 0, None, dataset="mnist")],
+            [Run(4, 0, CORRUPTED, error=0.5, baseline="x"), Run(5, 0, CORRUPTED, error=0.5, baseline="y")],
+        ]
+        store_runs(session, experiments, trial_result, projects={1: 1, 2: 2, 3: 2})
+        listed = {scope: [astuple(one) for one in measured_datasets(session, scope)] for scope in (0, 1, 2, 3)}
+        assert listed == {
+            0: [("cifar10", 0, 0), ("digits", 3, 5), ("mnist", 0, 0), ("svhn", 1, 1)],
+            1: [("digits", 2, 2), ("svhn", 1, 1)],
+            2: [("cifar10", 0, 0), ("digits", 1, 1), ("mnist", 0, 0)],
+            3: [],
+        }
+        tried = {scope: list(tried_datasets(session, scope)) for scope in (0, 1, 2, 3)}
+        assert tried == {scope: [name for name, _, _ in found] for scope, found in listed.items()}
 
 
 class TestCorruptionBaselines:
