@@ -157,6 +157,16 @@ def test_several_conditions_all_hold_and_holes_follow(session: Session, tag: str
 
 
 @MODES
+@pytest.mark.parametrize("where", [(), ("lr<=0.5",)], ids=["with a hole", "one board alone"])
+def test_what_others_decide_is_no_column(session: Session, tag: str | None, where: tuple[str, ...]) -> None:
+    filters = Filters(tag=tag, where=tuple(map(condition, where)))
+    found = leaderboard(session, Question(dataset="digits", filters=filters))
+    assert {column.field for column in found.columns} >= {"rank", "training.lr", "training.schedule"}
+    assert {column.field for column in found.decided} >= {"layer", "training.milestones"}
+    assert not {column.field for column in found.columns} & {column.field for column in found.decided}
+
+
+@MODES
 def test_groups_of_any_field(session: Session, tag: str | None) -> None:
     rows = board_of(session, tag, group_by="training.lr").rows
     assert sorted(str(row.group.value) for row in rows if row.group) == list(map(str, LRS))

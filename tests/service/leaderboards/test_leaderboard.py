@@ -121,7 +121,7 @@ def store_runs(
 
 
 def brute_force(experiments: list[list[Run]], metric: str, only: int | None) -> tuple[dict[str, Any], list[str]]:
-    """Board -> rows (place, cell, trials, seeds, mean, std, min, max) in order, and the holes."""
+    """Board -> rows (cell, trials, seeds, mean, std, min, max, all values) in order, and the holes."""
     runs = [run for number, runs in enumerate(experiments, 1) if only in (None, number) for run in runs]
     cells = list(dict.fromkeys(run.cell for run in runs))
     boards: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def brute_force(experiments: list[list[Run]], metric: str, only: int | None) -> 
         for protocol in sorted({protocol for protocol, _ in newest if protocol}):
             values = [getattr(run, metric) for (name, _), run in newest.items() if name == protocol]
             std = statistics.stdev(values) if len(values) > 1 else None
-            row = (f"cell {cell}", trials, len(values), statistics.mean(values), std, min(values), max(values))
+            row = (f"cell {cell}", trials, len(values), statistics.mean(values), std, min(values), max(values), values)
             boards.setdefault(protocol, []).append(row)
     for rows in boards.values():
         rows.sort(key=lambda row: row[3], reverse=metric == "accuracy")
@@ -195,7 +195,8 @@ class TestBruteForce:
     ) -> None:
         store_runs(session, experiments, trial_result, tags=True)
         only = 1 if by == "experiment" else None
-        found = ask(session, metric, filters=Filters(experiment_id=only, tag="all" if by == "tag" else None))
+        filters = Filters(experiment_id=only, tag="all" if by == "tag" else None)
+        found = ask(session, metric, filters=filters, pivot=("layer", "model"))  # the same of all
         session.rollback()
         session.expunge_all()
         boards, holes = brute_force(experiments, metric, only)
@@ -215,7 +216,7 @@ class TestBruteForce:
             by_cell = {row[0]: row for row in expected}
             assert {row.cell for row in board.rows} == set(by_cell)
             for row in board.rows:
-                _, trials, seeds, _, std, low, high = by_cell[row.cell]
+                _, trials, seeds, _, std, low, high, _ = by_cell[row.cell]
                 assert (row.trials, row.seeds, row.complete) == (trials, seeds, trials == seeds)
                 assert len(row.missing_seeds) == trials - seeds
                 spread = row.metrics[metric]
@@ -223,6 +224,14 @@ class TestBruteForce:
                 assert (spread["std"] is None) == (std is None)
                 if spread["std"] is not None:
                     assert spread["std"] == pytest.approx(std, rel=1e-9, abs=1e-12)
+            assert board.pivot is not None
+            ((together,),) = board.pivot.cells
+            assert together is not None
+            values = [value for row in expected for value in row[-1]]
+            assert (together["cells"], together["seeds"]) == (len(expected), len(values))
+            assert together["mean"] == pytest.approx(statistics.mean(values), rel=1e-12)
+            std = statistics.stdev(values) if len(values) > 1 else None
+            assert together["std"] == (None if std is None else pytest.approx(std, rel=1e-9, abs=1e-12))
         sizes = [len(board.rows) for board in found.boards]
         assert sizes == sorted(sizes, reverse=True)
 
@@ -329,6 +338,23 @@ class TestRules:
             assert spread["std"] is not None
             assert spread["std"] < 1e-15
             assert (spread["min"], spread["max"]) == (value, value)
+
+    def test_places_of_equal_values_do_not_deviate(self, rank: Rank) -> None:
+        board = only_board(rank([Run(0, 0), Run(0, 1), Run(1, 0), Run(1, 1)], pivot=("layer", "model")))
+        assert board.pivot is not None
+        ((together,),) = board.pivot.cells
+        assert together is not None
+        assert (together["mean"], together["std"], together["seeds"]) == (0.5, 0.0, 4)
+
+    def test_columns_are_chosen_and_hidden_on_every_board(self, rank: Rank, session: Session) -> None:
+        rank([Run(cell, 0, protocol) for cell, protocol in enumerate("aabb")])
+
+        def shown(**asked: Any) -> list[list[str]]:
+            return [list(row.fields) for board in ask(session, **asked).boards for row in board.rows]
+
+        assert shown() == 4 * [["rank"]]
+        assert shown(hidden=("rank",)) == 4 * [[]]
+        assert shown(fields=("training.lr",)) == 4 * [["training.lr"]]
 
     def test_a_small_spread_keeps_its_digits(self, rank: Rank) -> None:
         """A sum of squares minus a squared mean would lose all of them."""
