@@ -71,7 +71,7 @@ def hermitian_eigenvalues(matrices: Tensor, *, points: int = _POINTS) -> Tensor:
     if not matrices.numel():
         return matrices.new_zeros((count, side), dtype=real)
     largest = torch.linalg.vector_norm(matrices.detach(), math.inf, dim=(-2, -1)).double()
-    scale = powers_of_two(largest)
+    scale = powers_of_two(largest).clamp_min(torch.finfo(real).tiny)  # its reciprocal is a number of the dtype, too
     diagonal, beside = tridiagonalize(matrices.detach() * scale.reciprocal().to(real)[:, None, None])
     values = tridiagonal_eigenvalues(diagonal.double(), beside.double(), points) * scale[:, None]
     return values.to(real)
@@ -217,13 +217,15 @@ def _roots_from_poles(distances: Tensor, weights: Tensor, half: Tensor, level: T
     each step of Newton's method doubles the bits that are right, 5 at first.
     """
     share, width = _bisected(distances, weights, half, level, points)
+    lowest, highest = half * share, half * (share + width)
     x = half * (share + width / 2)
     gaps, terms = torch.empty_like(distances), torch.empty_like(distances)
     for _ in range(_NEWTON):
         torch.sub(distances, x[:, None], out=gaps)
         torch.div(weights[:, :, None], gaps, out=terms)
         excess = terms.sum(-2) - level
-        x = x - excess / terms.div_(gaps).sum(-2)
+        # Where other terms cancel, their rounding may be more than the nearest pole's own: no root is beyond its pole.
+        x = (x - excess / terms.div_(gaps).sum(-2)).clamp(lowest, highest)
     return x
 
 

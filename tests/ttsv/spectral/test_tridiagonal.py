@@ -107,6 +107,10 @@ def banded(diagonal: Tensor, beside: float) -> Tensor:
     return torch.diag(diagonal) + beside * ((places[:, None] - places).abs() == 1)
 
 
+# Joins of eight, five and fewer rows whose other terms cancel at a pole of a weight as good as 0.
+PIECES = torch.diag(torch.tensor([2.0, 1, 2, 0, -1, 1, 0, 2, 2, 1, 1, 2, 0, 1, 0, 2, 2]))
+PIECES += (beside := torch.diag(torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0]), 1)) + beside.T
+
 ODD = {
     "zero": torch.zeros(40, 40),
     "identity": torch.eye(41),
@@ -117,6 +121,7 @@ ODD = {
     "second differences": banded(torch.full((50,), 2.0), -1.0),
     "Wilkinson": banded((torch.arange(43) - 21.0).abs(), 1.0),
     "glued": torch.kron(torch.eye(6), banded((torch.arange(7) - 3.0).abs(), 1.0)),
+    "pieces with common eigenvalues": PIECES,
     "bordered": torch.zeros(40, 40).index_fill(0, torch.tensor(0), 1.0).index_fill(1, torch.tensor(0), 1.0),
 }
 
@@ -138,6 +143,15 @@ def test_rows_of_many_orders_of_magnitude(orders: int, flipped: bool) -> None:
     if flipped:
         matrices = matrices.flip(-1, -2)
     assert deviation(hermitian_eigenvalues(matrices), matrices) <= bound(60)
+
+
+@pytest.mark.parametrize(("dtype", "double"), [(torch.float32, torch.float64), (torch.complex64, torch.complex128)])
+def test_zeros_and_small_numbers_in_single_precision(dtype: torch.dtype, double: torch.dtype) -> None:
+    """A power of two near them has a reciprocal in float64 alone."""
+    one = hermitian(torch.linspace(-1, 2, 36), double).to(dtype)
+    found = hermitian_eigenvalues(torch.cat([0 * one, one, 1e-37 * one]))
+    assert torch.equal(found[0], torch.zeros(36))
+    assert deviation(found[1:], torch.cat([one, 1e-37 * one])) <= bound(36)
 
 
 def test_rank_one() -> None:
