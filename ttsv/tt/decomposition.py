@@ -4,6 +4,7 @@
 `k3 (r2, c_out)`: a 1x1 convolution to r1 channels, a small convolution, a 1x1 convolution to c_out channels.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -163,7 +164,9 @@ def _cholesky_qr(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     r = identity.expand(len(q), -1, -1)
     for _ in range(2):
-        triangle = torch.linalg.cholesky_ex(q.mT @ q).L.mT
+        factor, failed = torch.linalg.cholesky_ex(q.mT @ q)
+        # A pivot that fails is left as it is, below 0: a second factor would mend all but its sign.
+        triangle = torch.where(failed[:, None, None] == 0, factor, math.nan).mT
         q = torch.linalg.solve_triangular(triangle, q, upper=True, left=False)
         r = triangle @ r
     missed = torch.linalg.matrix_norm(q @ r - exact) / torch.linalg.matrix_norm(exact)

@@ -95,6 +95,18 @@ def test_frames_on_a_device_are_those_of_the_processor(
                 assert (one - other).abs().max() <= 256 * eps * other.abs().max()
 
 
+def test_columns_that_nearly_depend_on_each_other_turn_nothing_around_on_a_card(card: "Cards") -> None:
+    """Where Cholesky's factor of their Gram matrix fails, products leave orthonormal columns of either sign."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        k1 = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+        k1[:, 3] = k1[:, 0] + 1e-10 * torch.randn(12, generator=generator, dtype=torch.float64)
+        factors = TTFactors(k1, torch.ones(2, 4, 1, dtype=torch.float64), torch.eye(2, 5, dtype=torch.float64))
+        with torch.no_grad():
+            (found,) = orthogonalized([TTFactors(*(part.to(card.device) for part in factors))])
+        assert (found.k1.cpu() - orthogonalize(*factors).k1).abs().max() <= 1e-4
+
+
 def test_frames_that_ask_for_a_gradient_get_one_on_a_device(dense: "Dense", card: "Cards") -> None:
     k1 = dense.gaussian(6, 3).to(card.device).requires_grad_()
     core, k3 = (dense.gaussian(*shape).to(card.device) for shape in ((2, 3, 3), (2, 5)))
