@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -24,9 +24,12 @@ def full_precision() -> Iterator[None]:
     """No TensorFloat-32 and no bfloat16 inside products and convolutions of float32, on CUDA and the CPU.
 
     A decorator as well. TensorFloat-32 keeps 10 bits: singular values would be off by 1e-3. The settings are the
-    process's and are restored.
+    process's and are restored. An autocast around is off inside.
     """
-    with _restored(*_CUDA, *_ONEDNN) as settings:
+    with _restored(*_CUDA, *_ONEDNN) as settings, ExitStack() as autocasts:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                autocasts.enter_context(without_autocast(device))
         for setting in settings:
             setting.fp32_precision = "ieee"
         yield

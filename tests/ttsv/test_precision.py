@@ -1,5 +1,6 @@
 """float32 products stay float32 where singular values are found, whatever training allows."""
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.pretended import PretendedCards
 from ttsv.config.trial import TrialConfig
+from ttsv.constraints import Clip
 from ttsv.constraints.compose import Orthogonal
 from ttsv.constraints.projection import Projection
 from ttsv.errors import ConfigError
@@ -228,3 +231,20 @@ def test_a_deterministic_training_is_so_throughout(
     assert isinstance(result, TrialResult)
     said = result.protocol.get("training", {}).get("deterministic", "")
     assert said.startswith(f"deterministic algorithms of torch {torch.__version__} on a pretended card") == wanted
+
+
+def test_clips_and_what_they_report_are_the_same_inside_autocast() -> None:
+    torch.manual_seed(0)
+    given = nn.Conv2d(64, 64, 3, padding=1)
+    found = []
+    for inside in (False, True):
+        conv = copy.deepcopy(given)
+        for delta in (0.5, 5.0):  # which clips, and which leaves all as it is and measures a norm for the report
+            clip = Clip(delta, every=1)
+            clip.bind(conv, 16, in_channels=64)
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                clip.project(conv, 1)
+                found.append((conv.weight.detach().clone(), clip.report().layers))
+    for (weight, norms), (other, inside_norms) in zip(found[:2], found[2:], strict=True):
+        assert torch.equal(weight, other)
+        assert norms == inside_norms
