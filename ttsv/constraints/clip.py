@@ -119,6 +119,7 @@ class Clip(Projection):
     def _project_layers(self, layers: Mapping[str, nn.Module], force: bool) -> dict[str, LayerNorms]:
         self._around = self._make_frames_orthonormal(layers)
         stacks = self._stacks(layers)
+        self._unread = []  # lets go of the last projection's kernels before there are new ones
         self._unread = [self._clip_stack({name: layers[name] for name in names}) for names in stacks]
         clipped = {name for names in stacks for name in names}
         return super()._project_layers({name: layers[name] for name in layers if name not in clipped}, force)

@@ -162,6 +162,8 @@ def clip_stack(
     stack, around = stacked([kernel.detach() for kernel in kernels], geometry)
     clipped, above = _alternate(stack, around, replace(options, delta=min(deltas)), owners=len(kernels))
     parts = clipped.chunk(len(kernels))
+    if geometry.folds:  # Gram matrices of taps that cancel have lost the digits that are left of the norm
+        above = [norm and stored_norm(kernel, geometry) for kernel, norm in zip(kernels, above, strict=True)]
     if not options.rescale:
         return [Clipped(part, before, None) for part, before in zip(parts, above, strict=True)]
     if geometry.folds:

@@ -262,7 +262,8 @@ def norms_to_rescale(
     exact = _in_float64(stack, replace(geometry, groups=geometry.groups // len(deltas)))
     if not clipped and not exact:
         return [0.0] * len(deltas)
-    above = min(deltas) * surely_below(torch.float64 if exact else stack.dtype)
+    # What is not above this is known to `_ERROR` only, which the rest of the way to delta covers.
+    above = min(deltas) * surely_below(torch.float64 if exact else stack.dtype) ** 2
     return stored_norms(stack, geometry, len(deltas), above=above)
 
 

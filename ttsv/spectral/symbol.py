@@ -157,7 +157,7 @@ class PeriodicConv:
 
     def schur_sums(self, kernel: Tensor) -> Tensor:
         """The largest absolute row sum and the largest absolute column sum (2,), of which the bound is made."""
-        magnitude = kernel.detach().abs().flatten(2).sum(2)
+        magnitude = kernel.detach().abs().flatten(2).sum(2, dtype=torch.float64)  # rounded in float32, it may be below
         columns = magnitude.reshape(self.groups, -1, magnitude.shape[1]).sum(1)
         return torch.stack([magnitude.sum(1).max(), columns.max()])
 

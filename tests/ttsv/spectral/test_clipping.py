@@ -393,3 +393,17 @@ def test_other_arguments_out_of_range() -> None:
         clip_conv(kernel, 1.0, 4, stride=3)
     with pytest.raises(ValueError, match="kernel = "):
         clip_conv(kernel / 0, 1.0, 4)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("level", [0.47354054, 0.1])
+def test_norms_a_rounding_above_delta_do_not_stay_there(
+    monkeypatch: pytest.MonkeyPatch, level: float, batched: bool
+) -> None:
+    """Of constant kernels, whose norm Schur's bound is; their sums round in float32, and float32 tests the result."""
+    monkeypatch.setattr("ttsv.spectral.norms.decomposes_in_batches", lambda *_: batched)
+    for roundings in range(1, 5):
+        kernel = torch.full((64, 64, 3, 3), level)
+        delta = kernel[0].double().sum().item() / (1 + roundings * 2**-23)
+        (clip,) = clip_stack([kernel], PeriodicConv.of(kernel, 8), [delta], ClipOptions(delta, rescale=True))
+        assert delta * (1 - 1e-5) <= conv_singular_values(clip.kernel.double(), 8).max().item() <= delta
