@@ -48,6 +48,8 @@ References = Callable[[TrialFields, Record], list[PaperReference]]
 
 Place = tuple[FieldValue, FieldValue]
 """Of a matrix: the values of its two fields."""
+_LARGEST_SUMMED = 1e290
+"""Means up to it are added up whatever the count of their results."""
 
 
 def leaderboard(
@@ -238,10 +240,17 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
         return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": 1, "missing": {}}
     measured = [one for _, _, one in rows]
     count = sum([one[0] for one in measured])
-    mean = math.fsum([some * one for some, one, _, _ in measured]) / count
-    within = [math.sqrt(some - 1) * (std or 0.0) for some, _, std, _ in measured]
-    between = [math.sqrt(some) * (one - mean) for some, one, _, _ in measured]
-    std = math.hypot(*within, *between) / math.sqrt(count - 1) if count > 1 else None
+    largest = max([one[1] for one in measured])
+    if largest < _LARGEST_SUMMED:
+        mean = math.fsum([some * one for some, one, _, _ in measured]) / count
+    else:  # whose sum may be beyond float64, as those of a deep network's bounds
+        half = math.fsum([some / count * (one / 2) for some, one, _, _ in measured])
+        mean = 2 * min(half, largest / 2)
+    std = None
+    if count > 1:  # each part divided first, as none of them is beyond float64 then
+        within = [math.sqrt((some - 1) / (count - 1)) * (std or 0.0) for some, _, std, _ in measured]
+        between = [math.sqrt(some / (count - 1)) * (one - mean) for some, one, _, _ in measured]
+        std = math.hypot(*within, *between)
     trials = sum([row[1] for row in rows]) + lacking
     return {
         "mean": mean,

@@ -146,8 +146,10 @@ def spread(values: Sequence[float]) -> Measure:
         return Measure(1, values[0], None, values[0], values[0])
     # Correctly rounded sums, and a mean that is never outside of its values: equal values do not deviate.
     least, largest = min(values), max(values)
-    whole = largest < 1 / _SQUARES
-    total = math.fsum(values) / count if whole else math.fsum([value / count for value in values])
+    if largest < 1 / _SQUARES:
+        total = math.fsum(values) / count
+    else:  # Halves, as rounded parts of the largest number may be more than it is.
+        total = 2 * min(math.fsum([value / 2 / count for value in values]), largest / 2)
     mean = min(max(nearest_ratio(total, 2 * math.ulp(largest)), least), largest)
     if _SQUARES < largest - least < 1 / _SQUARES:
         std = math.sqrt(math.fsum([(value - mean) ** 2 for value in values]) / (count - 1))

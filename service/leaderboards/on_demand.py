@@ -149,7 +149,7 @@ class ChosenTrials:
                     known.append((sum(mine) / len(mine), mine))
             known.sort(key=lambda one: one[0], reverse=metric.more_is_better)
             # Exact sums of those that lead or end alone: there may be tens of thousands between.
-            found[metric.value] = [spread(mine) for _, mine in ends_of(known, len(rows))]
+            found[metric.value] = [spread(mine) for _, mine in ends_of(known, board.cells)]
         return Rivals(bool(complete), found)
 
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:

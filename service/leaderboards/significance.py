@@ -13,6 +13,9 @@ _MOST_FREEDOM = 10_000
 """Degrees of freedom beyond which Student's distribution is as good as normal."""
 _SHARES = 64
 """Parts of an error by which degrees of freedom are bounded."""
+_SMALL, _LEAST_ERROR = 2.0**-400, 2.0**-960
+"""Squares of differences between values below the one may be below float64; that of an error is taken to be the other
+there, so that no rounding tells them apart."""
 _STEPS = 64
 """In so many steps they double, at each of which the critical value is known: hardly a test lies between two."""
 SAID = "Bold: best beyond its error (Welch's t-test of the spreads, 5 %); ties share it, one seed alone has no error."
@@ -34,9 +37,26 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
     best = (max if metric.more_is_better else min)(means)
     if None in stds and any(std is None for mean, std in zip(means, stds, strict=True) if mean == best):
         return []
+    judged = len(measured) if judged is None else judged
+    found, some_beaten = _judged(known, (counts, means, stds), metric, judged)
+    return found if some_beaten else []
+
+
+_Columns = tuple[Sequence[int], Sequence[float], Sequence[float | None]]
+"""The seeds, means and deviations of measures."""
+
+
+def _judged(known: Sequence[int], columns: _Columns, metric: Metric, judged: int) -> tuple[list[int], bool]:
+    """Which of several seeds no other beats, of those that stand before `judged`; and whether any of all is beaten.
+
+    `known` says where each stands.
+    """
+    counts, means, stds = columns
     sign = -1 if metric.more_is_better else 1
     unit = unit_of(metric, means)
-    scale = _scale(means, stds)
+    # One seed alone decides nothing here, however large its value.
+    several = means if None not in stds else [mean for mean, std in zip(means, stds, strict=True) if std is not None]
+    scale = _scale(several, stds)
     form, factor = f".{unit.decimals}f", sign * unit.factor / scale
     # Means further apart than the last digit printed, which tells most without printing them.
     visible = 1.001 * 10.0**-unit.decimals / abs(factor)
@@ -56,11 +76,18 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
         for index, seeds, mean, std in zip(known, counts, means, stds, strict=True)
         if std is not None
     ]
+    small = set[int]()
+    if min(means) * scale < _SMALL:
+        # They are compared with larger ones here, and once more with each other alone.
+        sizes = {index: max(abs(mean), std or 0.0) for index, mean, std in zip(known, means, stds, strict=True)}
+        small = {row[-1] for row in rows if sizes[row[-1]] * scale < _SMALL}
+        rows = [(row[0], max(row[1], _LEAST_ERROR), *row[2:]) if row[-1] in small else row for row in rows]
+        if not any(sizes[index] for index in small):
+            small.clear()
     rows.sort()
     # What is printed rises as the means do: nothing between two that are printed alike is printed otherwise.
     if printed(rows[0][0]) == printed(rows[-1][0]):
-        return []
-    judged = len(measured) if judged is None else judged
+        return [index for index in sorted(row[-1] for row in rows) if index < judged], False
     found, some_beaten = [], False
     first, first_error, first_freedom, _ = rows[0]
     leading = {first_freedom: [rows[0]]}
@@ -86,7 +113,13 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric, judged: int | N
         front = leading[freedom]
         if not front or error < front[-1][1]:
             front.append(rows[place])
-    return sorted(found) if some_beaten else []
+    if len(small) > 1:
+        places, *those = zip(*(row for row in zip(known, *columns, strict=True) if row[0] in small), strict=True)
+        alone, some_small = _judged(places, (those[0], those[1], those[2]), metric, judged)
+        beaten = small.difference(alone)
+        found = [index for index in found if index not in beaten]
+        some_beaten = some_beaten or some_small
+    return sorted(found), some_beaten
 
 
 _Error = tuple[float, float, int]

@@ -56,8 +56,10 @@ class StoredRivals:
 
     def of(self, metrics: Sequence[Metric]) -> Rivals:
         """Those that a page is compared with in each of several metrics: the complete rows where there are some."""
+        # By the ranked metric it is known whether a complete row is there: it may have none of the others.
+        asked = list(dict.fromkeys([*metrics, self.ranked]))
         for complete in (True, False):
-            if any((found := self._ends(metrics, complete=complete)).values()):
+            if any((found := self._ends(asked, complete=complete)).values()):
                 return Rivals(complete, found)
         return Rivals(complete=False, measured={})
 

@@ -768,6 +768,66 @@ class TestQuestions:
         assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
 
     @MODES
+    def test_nor_of_complete_ones_that_have_none_of_what_is_judged(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        """Ranked by a temperature, which has no best: complete rows are there all the same."""
+        runs = [Run(0, seed) for seed in (0, 1)]
+        for cell in (1, 2, 3):
+            runs += [Run(cell, seed, "a" if seed < 2 else None, robust=(cell * 8 + seed) / 64) for seed in range(3)]
+        rank(runs)
+        asked: dict[str, Any] = {
+            "metric": "temperature",
+            "columns": (Metric.ROBUST_ACCURACY,),
+            "filters": Filters(tag=tag),
+        }
+        whole = only_board(ask(session, **asked))
+        assert [(row.complete, row.best) for row in whole.rows] == [(True, []), *[(False, [])] * 3]
+        asked["filters"] = Filters(tag=tag, protocol="a")
+        first = only_board(ask(session, **asked, limit=1))
+        second = only_board(ask(session, **asked, limit=3, after=first.next))
+        assert [row.best for row in second.rows] == [[]] * 3
+
+    @pytest.mark.parametrize("few", [0, 1000], ids=["walked", "read at once"])
+    def test_bold_is_the_same_of_scores_and_added_up_where_few_cells_are_ranked(
+        self, rank: Rank, session: Session, few: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stored_rivals, "_FEW", few)
+        monkeypatch.setattr(source, "ALL", 30)
+        spreads = [0.25] * 12 + [1 / 1024] + [0.0] * 6 + [0.25] * 2
+        runs = [
+            Run(cell, seed, robust=(40 - cell) / 64 + spread * (seed - 1))
+            for cell, spread in enumerate(spreads)
+            for seed in range(3)
+        ]
+        rank([*runs, *(Run(cell, 0) for cell in range(100, 120))])
+        found = []
+        for tag in (None, "all"):
+            asked: dict[str, Any] = {"filters": Filters(tag=tag, protocol="a"), "columns": (Metric.ROBUST_ACCURACY,)}
+            board = only_board(ask(session, "robust_accuracy", limit=4, **asked))
+            rows = [*board.rows]
+            while board.next is not None:
+                board = only_board(ask(session, "robust_accuracy", limit=4, after=board.next, **asked))
+                rows += board.rows
+            found.append([(row.cell, row.best) for row in rows])
+        assert len(found[0]) == len(spreads)
+        assert found[0] == found[1]
+
+    @MODES
+    def test_a_matrix_of_the_largest_numbers(self, rank: Rank, session: Session, tag: str | None) -> None:
+        """Their sum is beyond float64, as may be those of a deep network's bounds."""
+        losses = [[1.7e308, 1.5e308], [1.6e308], [1.7976931348623157e308] * 3]
+        rank([Run(cell, seed, loss=loss) for cell, mine in enumerate(losses) for seed, loss in enumerate(mine)])
+        asked: dict[str, Any] = {"filters": Filters(tag=tag), "pivot": ("layer", "model")}
+        pivot = only_board(ask(session, "loss", **asked)).pivot
+        assert pivot is not None
+        ((place,),) = pivot.cells
+        assert place is not None
+        values = [loss / 1e308 for mine in losses for loss in mine]
+        assert place["mean"] == pytest.approx(statistics.mean(values) * 1e308, rel=1e-14)
+        assert place["std"] == pytest.approx(statistics.stdev(values) * 1e308, rel=1e-12)
+
+    @MODES
     def test_a_board_shown_whole_costs_no_rivals(self, rank: Rank, session: Session, tag: str | None) -> None:
         rank([Run(cell, seed, accuracy=cell / 8) for cell in range(3) for seed in (0, 1)])
         counts = []

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import sys
 
 import pytest
 
@@ -26,6 +27,13 @@ def test_values_whose_sum_is_beyond_float64_have_a_mean() -> None:
     assert spread([1.7e308] * 3) == Measure(3, 1.7e308, 0.0, 1.7e308, 1.7e308)
     assert spread([0.0, 1.6e308] * 4).mean == 0.8e308
     assert math.isclose(spread([0.0, 1.6e308] * 4).std or 0, 0.8e308 * math.sqrt(8 / 7))
+
+
+def test_the_largest_number_is_its_own_mean() -> None:
+    """Where a part of it is rounded up the parts together are more than float64 has."""
+    largest = sys.float_info.max
+    for seeds in range(2, 12):
+        assert spread([largest] * seeds) == Measure(seeds, largest, 0.0, largest, largest)
 
 
 def test_metrics_without_a_value_are_absent() -> None:

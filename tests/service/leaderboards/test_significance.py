@@ -147,6 +147,35 @@ class TestUnbeaten:
         assert unbeaten([one, other(high * (1 + 1e-7))], Metric.ACCURACY) == [1]
         assert unbeaten([one, other(low * (1 - 1e-7))], Metric.ACCURACY) == []
 
+    @pytest.mark.parametrize("power", [100, 150, 160, 200, 300])
+    def test_one_that_is_far_from_all_hides_no_difference(self, power: int) -> None:
+        """Such is the bound of a network without constraints: beside it squares of the others are below float64."""
+        far = of(1.0 * 10.0**power, 1.25 * 10.0**power)
+        rows = [of(1.0, 1.001), of(2.0, 2.001), of(2.5, 4.0), of(0.0, 1e-9), of(1e-9, 2e-9)]
+        for others in (rows, rows[:3]):
+            expected = compared_each(others, Metric.LIPSCHITZ_BOUND)
+            for judged in range(1, len(others) + 1):
+                found = unbeaten([*others, far], Metric.LIPSCHITZ_BOUND, judged)
+                assert found == [index for index in expected if index < judged]
+        assert unbeaten([*rows, of(10.0**power)], Metric.LIPSCHITZ_BOUND) == [2, 3, 4]
+
+    @given(
+        rows=st.lists(
+            st.builds(
+                lambda seeds, mean, std, power: Measure(seeds, mean * 10.0**power, std * 10.0**power, 0, 0),
+                st.integers(2, 5),
+                st.integers(1, 4),
+                st.sampled_from([0.0, 1e-3, 0.3, 1.0]),
+                st.sampled_from([0, 0, 100, 121, 140, 155, 160, 300]),
+            ),
+            min_size=1,
+            max_size=8,
+        ),
+        metric=st.sampled_from([Metric.COMPRESSION, Metric.LIPSCHITZ_BOUND]),
+    )
+    def test_whatever_lies_between_is_each_compared_with_each(self, rows: list[Measure], metric: Metric) -> None:
+        assert unbeaten(rows, metric) == compared_each(rows, metric)
+
     def test_nothing_where_all_are_alike(self) -> None:
         assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
         assert unbeaten([of(0.5, 0.75)], Metric.ACCURACY) == []
