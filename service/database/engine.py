@@ -367,7 +367,9 @@ def _patiently(change: Callable[[], object]) -> None:
 
 def _postgres(url: URL) -> Engine:
     limits = "-c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
-    connect = {"options": limits, "connect_timeout": 5}
+    # A server whose machine is gone, or a broken line, says nothing: by itself TCP waits for it for up to two hours.
+    alive = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+    connect = {"options": limits, "connect_timeout": 5, **alive}
     engine = create_engine(url, connect_args=connect, **_JSON)
 
     @event.listens_for(engine, "checkout")

@@ -67,10 +67,10 @@ class Objects:
                         digest.update(piece)
                         done += len(piece)
             except BaseException:
-                self._discard(name)  # closing the stream has made an object of what had come
+                self._discard(name, done)
                 raise
             if done < size or self.size(path) != size:
-                self._discard(name)
+                self._discard(name, done)
                 raise OSError(errno.EIO, f"{done} of {size} bytes were written", path)
         return digest.hexdigest()
 
@@ -160,9 +160,14 @@ class Objects:
     def _finish_copy(self, folder: str) -> None:
         self._fs.delete_file(f"{folder}/{_COPYING}")
 
-    def _discard(self, name: str) -> None:
+    def _discard(self, name: str, done: int) -> None:
+        """Removes what closing a stream has made of the bytes that had come, and not what is there from before.
+
+        Of a stream that the server broke off nothing is made.
+        """
         with suppress(OSError):
-            self._fs.delete_file(name)
+            if self._fs.get_file_info(name).size == done:
+                self._fs.delete_file(name)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 import contextlib
 import errno
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -58,13 +59,24 @@ class Courier:
 
     def sync(self) -> None:
         """Waits until all is there that is here now. Raises what the thread met: then nothing is carried any more."""
+        for _ in self.syncing(math.inf):
+            pass
+
+    def syncing(self, seconds: float) -> Iterator[None]:
+        """The same, and comes back meanwhile, whenever so much time went by."""
         with self._changed:
             self._asked += 1
             mine = self._asked
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._done >= mine or self._failed is not None or self._over)
+        while not self._synced(mine, None if math.isinf(seconds) else seconds):
+            yield
+
+    def _synced(self, mine: int, seconds: float | None) -> bool:
+        with self._changed:
+            over = self._changed.wait_for(lambda: self._done >= mine or self._failed is not None or self._over, seconds)
             if self._failed is not None:
                 raise self._failed
+            return over
 
     def finish(self) -> None:
         """Carries what is left, as far as that goes without waiting for a store that fails."""

@@ -4,9 +4,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import event, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -118,6 +119,18 @@ class TestSqlite:
             assert session.scalar(text("SELECT 1")) == 1
         database.close()
         assert (tmp_path / "a" / "b" / "ttsv.db").exists()
+
+
+def test_a_server_whose_machine_is_gone_is_not_waited_for_by_the_hour() -> None:
+    """A statement's own limit is the server's, which is not there any more to keep it."""
+    database, asked = Database("postgresql+psycopg://nobody@127.0.0.1:1/none"), dict[str, Any]()
+    event.listen(database.engine, "do_connect", lambda _dialect, _record, _args, options: asked.update(options))
+    with pytest.raises(OperationalError), database.read() as session:
+        session.scalar(text("SELECT 1"))
+    idle, interval, count = (asked[f"keepalives_{name}"] for name in ("idle", "interval", "count"))
+    assert idle + interval * count <= 30
+    assert asked["tcp_user_timeout"] == 30_000
+    database.close()
 
 
 class TestPostgres:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -336,6 +337,40 @@ class TestAttempts:
 
 def _killed(*arguments: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_server_that_breaks_off_an_upload_keeps_what_was_there() -> None:
+    """Nothing has come of it: the object is the one from before, a trial's journal for one."""
+
+    class Broken:
+        """As pyarrow's stream over a server that fails: closed, it has made nothing."""
+
+        def __enter__(self) -> "Broken":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def write(self, piece: bytes) -> None:
+            raise OSError("AWS Error SLOW_DOWN")
+
+    class Server:
+        def __init__(self) -> None:
+            self.there = {"trials/1/1/epochs.jsonl": 100}
+
+        def open_output_stream(self, name: str) -> Broken:
+            return Broken()
+
+        def get_file_info(self, name: str) -> SimpleNamespace:
+            return SimpleNamespace(is_file=name in self.there, size=self.there.get(name))
+
+        def delete_file(self, name: str) -> None:
+            del self.there[name]
+
+    server = Server()
+    with pytest.raises(OSError, match="SLOW_DOWN"):
+        Objects(server).write("trials/1/1/epochs.jsonl", io.BytesIO(bytes(120)), 120)
+    assert server.there == {"trials/1/1/epochs.jsonl": 100}
 
 
 class TestParts:
