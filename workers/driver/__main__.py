@@ -178,12 +178,16 @@ class Driver:
             os._exit(0)
 
     def _await_stop(self) -> None:
-        """Has no further trial begin once the experiment was asked to stop; those that run go on."""
+        """Has no further trial begin once the experiment was asked to stop; those that run go on.
+
+        What a later feed finds ran before, and lost its process or its driver: all else is cancelled by then.
+        """
         while True:
             time.sleep(LOOK_SECONDS)
             with contextlib.suppress(SQLAlchemyError), self._database.look() as session:
                 if leases.is_stopping(session, self._lease) and self._feed is not None:
                     self._feed.stop()
+                    return
 
     def _read_spec(self) -> ExperimentSpec:
         with self._database.read() as session:
@@ -194,6 +198,7 @@ class Driver:
         with hold(session, self._lease) as held:
             for trial in driver_reads.running_trials(session, self._lease):
                 held.lose_trial(trial.id, "its process ended without a word", charged=False)
+                self._recorder.forget(trial.id)
 
     def _next_job(self, taken: Collection[int]) -> Job | None:
         """The trial that is to begin next; one that cannot fails."""

@@ -86,11 +86,8 @@ class TuneCallback(tune.Callback):
             self._stored.begin(trial_id, report)  # it asks a server, and records the end
         elif isinstance(report, ResourceReport):
             report = ResourceReport({**report.series, "pace": self._watchdog.pace(trial_id)})
-        elif isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
-            host = result.get("hostname", "its node")
-            where = f"is on {host} alone, and not in {self._data_dir}, where it is served from"
-            fix = "have all nodes share the data folder, then run the trial again"
-            report = FailureReport("infrastructure", f"{missing} {where}; {fix}")
+        elif isinstance(report, ResultReport):
+            report = _looked_for(report, self._data_dir, result.get("hostname", "its node"))
         if not (isinstance(report, ResultReport) and self._stored is not None):
             self._recorder.reported(trial_id, report)
         if result["done"]:
@@ -112,6 +109,19 @@ class TuneCallback(tune.Callback):
                 reason = _SHORT_OF_MEMORY + reason
             blameless = NOT_TAKEN in reason or _KILLED in reason or _NODE_DIED.search(reason)
             self._recorder.died(trial_id, reason, charged=not blameless)
+
+
+def _looked_for(report: ResultReport, data_dir: Path, host: str) -> Report:
+    """A result whose files are where the API reads them; else what became of the trial."""
+    try:
+        missing = _not_here(report, data_dir)
+    except OSError as error:  # a disk that fails, or a shared folder that is away: raised here it would end all trials
+        return HinderedReport(f"its files cannot be looked for in {data_dir}: {error}")
+    if missing is None:
+        return report
+    where = f"is on {host} alone, and not in {data_dir}, where it is served from"
+    fix = "have all nodes share the data folder, then run the trial again"
+    return FailureReport("infrastructure", f"{missing} {where}; {fix}")
 
 
 def _not_here(report: ResultReport, data_dir: Path) -> str | None:

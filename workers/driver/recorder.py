@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 500
 _TICK = timedelta(microseconds=1)
+_OF_THE_MACHINE = {"infrastructure"}
+"""Classes of failures upon which a retry goes on from the last checkpoint."""
 _NOT_SAID = {"trial_id", "protocol", "fence", "created_at"}
 _RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if column.key not in _NOT_SAID)
 """What the trial says itself: `TrialResult` has the same names."""
@@ -53,7 +55,8 @@ class Recorder:
     While the database is away reports are kept and tried again: every write changes nothing the second time. When
     the lease is lost `lost` is called and nothing is written any more. So too when the database fails for good: what
     was not written goes with the lease, and whoever claims next runs those trials on from their checkpoints.
-    `ended` is called with each trial whose final report is stored, `settled` with those too that are to be tried again,
+    `ended` is called with each trial whose final report is stored, but for failures of the machine, `settled` with
+    those too, and with those that are to be tried again,
     `refused` with each that began although it is final: it was cancelled meanwhile.
     """
 
@@ -98,7 +101,8 @@ class Recorder:
             case ResultReport():
                 self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
             case FailureReport(failure, message):
-                self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
+                fail = partial(_fail, trial_id=trial_id, failure=failure, message=message)
+                self._put(trial_id, fail, final=failure not in _OF_THE_MACHINE, settles=True)
             case CrowdedReport(message):
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)
             case HinderedReport(message):
@@ -128,6 +132,10 @@ class Recorder:
         """The trial's process was ended for others."""
         began = self._began(trial_id)
         self._put(trial_id, lambda held: held.yield_trial(trial_id, began=began), settles=True)
+
+    def forget(self, trial_id: int) -> None:
+        """Nothing is at work on the trial, though nobody said so: what begins next is another attempt."""
+        self._at_work.discard(trial_id)
 
     def mute(self) -> None:
         """Takes no more reports; what was taken is still written."""
@@ -237,6 +245,10 @@ def _concerns_all(error: Exception) -> bool:
 
 def _lose(held: HeldExperiment, *, trial_id: int, reason: str, charged: bool, began: datetime | None) -> None:
     held.lose_trial(trial_id, reason, charged=charged, began=began)
+
+
+def _fail(held: HeldExperiment, *, trial_id: int, failure: str, message: str) -> None:
+    held.fail_trial(trial_id, failure, message)
 
 
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:

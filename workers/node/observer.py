@@ -9,6 +9,7 @@ a minute, or nobody reads.
 
 import dataclasses
 import logging
+import math
 import os
 import re
 import socket
@@ -298,7 +299,7 @@ def _node(node_id: str, info: Any, answer: Answer, state: NodeState) -> Node:
         address=info.node_manager_address,
         cpus=total.get("CPU", 0),
         gpus=total.get("GPU", 0),
-        memory_gib=round(total.get("memory", 0) / _GIB, 1),
+        memory_gib=math.floor(10 * total.get("memory", 0) / _GIB) / 10,  # a trial may ask for all of it
         head=info.is_head_node,
         state=state,
         machine=answer.machine,

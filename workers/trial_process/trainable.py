@@ -284,13 +284,13 @@ def _told(
                 points.append(item)
                 _log_epoch(item)
                 if time.monotonic() - reported_at >= pause:
-                    place.sync()
+                    yield from _synced(place)
                     yield EpochReport(points)
                     points, reported_at = [], time.monotonic()
             elif isinstance(item, StageProgress):
                 _log_stage(item)
                 if time.monotonic() - stage_at >= STAGE_SECONDS:
-                    place.sync()
+                    yield from _synced(place)
                     if points:
                         yield EpochReport(points)
                         points = []
@@ -300,7 +300,7 @@ def _told(
                 _require_finite(item, "the result")
                 files = manifest(item.artifacts, place.root)
                 logger.info("the trial succeeded: accuracy %.4f", item.accuracy)
-                place.sync()
+                yield from _synced(place)
                 if points:
                     yield EpochReport(points)
                 yield ResultReport(item, files)
@@ -312,6 +312,11 @@ def _told(
             items.close()  # what it was still writing may fail as well, which is heard here
         raise
     raise RuntimeError("the trial ended without a result")
+
+
+def _synced(place: Workplace) -> Iterator[Report]:
+    for stage in place.sync():
+        yield StageReport(stage, further=False)
 
 
 def _log_epoch(item: EpochMetrics) -> None:

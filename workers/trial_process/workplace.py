@@ -39,10 +39,14 @@ class Workplace:
     courier: Courier | None = None
     head: RemoteFolder | None = None
 
-    def sync(self) -> None:
-        """Waits until everything written so far is where it belongs. Raises `OSError`."""
+    def sync(self) -> Iterator[StageProgress]:
+        """Waits until everything written so far is where it belongs; says so where that takes long. Raises `OSError`.
+
+        While a store is away silence would be taken for a hung process.
+        """
         if self.courier is not None:
-            self.courier.sync()
+            for _ in self.courier.syncing(TOLD_SECONDS):
+                yield StageProgress(stage="storing files", done=0, total=1)
 
     def network(self, path: str) -> Path:
         """The file of a network that another trial left, brought here if need be. Raises `DataError` without one."""
@@ -112,7 +116,10 @@ def workplace(job: Job, data_dir: Path, home: Home | None) -> Iterator[Workplace
 
 
 def _aside(work: Callable[[Callable[[str, int, int | None], None]], object], name: str) -> Iterator[StageProgress]:
-    """Works in a thread; yields how far it is now and then. Ends the work where nobody asks any more."""
+    """Works in a thread; yields how far it is now and then. Ends the work where nobody asks any more.
+
+    While others bring the set, or the head reads it, it is at its beginning: silence would be taken for a hung process.
+    """
     state = {"done": 0, "total": 0}
     failed: list[BaseException] = []
     unwanted, over = threading.Event(), threading.Event()
@@ -133,11 +140,10 @@ def _aside(work: Callable[[Callable[[str, int, int | None], None]], object], nam
     threading.Thread(target=run, name="data", daemon=True).start()
     try:
         while not over.wait(TOLD_SECONDS):
-            if state["total"]:
-                mib = 2**20
-                yield StageProgress(
-                    stage=f"data set {name}", done=state["done"] // mib, total=max(1, state["total"] // mib)
-                )
+            mib = 2**20
+            yield StageProgress(
+                stage=f"data set {name}", done=state["done"] // mib, total=max(1, state["total"] // mib)
+            )
     finally:
         unwanted.set()
     if failed:

@@ -72,6 +72,7 @@ class Worker:
         self._greet_after = self._heard_until = 0.0
         self._nodes_after = 0.0
         self._nodes: Sequence[Node] = ()
+        self._strays: dict[Lease, float] = {}
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
         self._outage = Backoff(first=settings.poll_seconds)
         self._allocation, self._busy = allocation or Allocation(), time.monotonic()
@@ -131,6 +132,7 @@ class Worker:
             self._share()
         except SQLAlchemyError as error:
             self._standstill.interrupt()
+            self._busy = time.monotonic()  # who cannot look does not know of nothing to do
             pause = self._outage.failed()
             if self._outage.failures == 1:
                 logger.warning("the database does not answer, trying again: %s", error)
@@ -189,9 +191,19 @@ class Worker:
         self._nodes, self._nodes_after = seen, time.monotonic() + self._settings.beat_seconds
 
     def _reap(self) -> None:
-        """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still."""
+        """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still.
+
+        And those that do not leave though their lease is lost: no heartbeat tells of them any more.
+        """
         with self._database.read() as session:
             running = leases.watch(session)
+        held, moment = {Lease(seen.experiment_id, seen.fence) for seen in running}, time.monotonic()
+        strays = [stray for stray in self._drivers if stray.lease not in held]
+        self._strays = {stray.lease: self._strays.get(stray.lease, moment) for stray in strays}
+        for stray in strays:
+            if moment - self._strays[stray.lease] >= self._settings.lease_seconds:
+                logger.error("the driver of experiment %d holds nothing: killing it", stray.lease.experiment_id)
+                stray.kill()
         for seen, seconds in self._standstill.look(running):
             expired = seconds >= self._settings.lease_seconds
             driver = self._drivers.of(Lease(seen.experiment_id, seen.fence))
@@ -207,9 +219,9 @@ class Worker:
                 logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
 
     def _share(self) -> None:
-        """Divides the cluster anew, while it is there and we are wanted."""
+        """Divides the cluster anew, while it is there and we are wanted. Until then nobody knows of nothing to do."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        if seen is not None and self._scheduler.share(seen):
+        if seen is None or self._scheduler.share(seen):
             self._busy = time.monotonic()
 
     def _drain(self) -> None:

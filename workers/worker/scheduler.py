@@ -28,6 +28,8 @@ PLACES_SECONDS = 1.0
 """For so long it is not asked again where trials run."""
 SHARING_SECONDS = 60.0
 """For so long a worker that was seen to share this cluster counts as one."""
+IDLE_SECONDS = 60.0
+"""So long a driver that may run nothing, and runs nothing, may take to give its experiment back by itself."""
 _ELSEWHERE = "elsewhere"
 """Where a trial runs that is on none of our nodes."""
 
@@ -46,6 +48,7 @@ class Scheduler:
         self._places = Places()
         self._at_work, self._at_work_after = list[AtWork](), 0.0
         self._sharing: dict[str, float] = {}
+        self._idle_since: dict[int, float] = {}
 
     def share(self, seen: Sequence[Node]) -> bool:
         """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now.
@@ -79,6 +82,7 @@ class Scheduler:
         standing = partial(self._standing, ours, seen)
         decision = self._places.decide(ours, shares, known, standing, time.monotonic(), willing)
         self._make_room(found, shares)
+        self._end_idle(found, shares)
         for one in found:
             number = one.demand.experiment_id
             slots = shares.get(number, 0)
@@ -196,6 +200,19 @@ class Scheduler:
         idle = {one.demand.experiment_id for one in found if one.demand.running == 0} - shares.keys()
         for driver in self._drivers:
             if driver.lease.experiment_id in idle:
+                driver.end()
+
+    def _end_idle(self, found: Sequence[Contender], shares: Mapping[int, int]) -> None:
+        """Has experiments given back that may run nothing for long, and run nothing.
+
+        A driver does that by itself between two passes. In one it may have handed out a trial that never begins, as
+        where the only node left on which it fits.
+        """
+        now, before = time.monotonic(), self._idle_since
+        idle = {one.demand.experiment_id for one in found if one.claimed and not one.demand.running} - shares.keys()
+        self._idle_since = {number: before.get(number, now) for number in idle}
+        for driver in self._drivers:
+            if now - self._idle_since.get(driver.lease.experiment_id, now) > IDLE_SECONDS:
                 driver.end()
 
     def _say_why(self, found: Sequence[Contender], waits: Mapping[int, str | None], decision: Decision) -> None:

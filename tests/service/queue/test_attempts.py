@@ -46,6 +46,15 @@ def begun(
     return lease, trial.id, start
 
 
+def test_a_place_is_cut_where_its_cards_have_long_names(database: Database, begun: Any) -> None:
+    """PostgreSQL refuses what is too long for its column, and the trial would fail for it."""
+    _, trial_id, start = begun
+    start("node-1, GPU " + ", ".join(["GPU-c07f3f5e-0ed5-4b8f-8a0e-0d5a5f4b2b8d"] * 8))
+    with database.read() as session:
+        assert len(session.get_one(Trial, trial_id).node or "") == 200
+        assert [len(one.place) for one in attempts.listed(session, trial_id)] == [200]
+
+
 def test_each_start_is_one(database: Database, begun: Any) -> None:
     lease, trial_id, start = begun
     start()

@@ -1,5 +1,6 @@
 """What is told of a trial whose process died, and what the log says of each trial."""
 
+import errno
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from workers.trial_process.messages import (
     EpochReport,
     FailureReport,
     FileFields,
+    HinderedReport,
     Job,
     Report,
     ResourceReport,
@@ -235,3 +237,22 @@ def test_a_result_counts_only_with_its_files_where_they_are_served_from(tmp_path
             f"`model` is on node-2 alone, and not in {tmp_path}, where it is served"
         )
     both.watchdog.ended.assert_called_once_with(7)
+
+
+def test_a_folder_that_is_away_when_a_result_comes_ends_no_other_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends all trials of a driver for what its callbacks raise."""
+
+    def away(_path: Path) -> bool:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    report = ResultReport(made_result(), [{"kind": "model", "path": "model", "sha256": "0" * 64, "size": 7}])
+    both = MagicMock()
+    monkeypatch.setattr(Path, "is_file", away)
+    TuneCallback(both.recorder, both.watchdog, tmp_path).on_trial_result(
+        0, [], tunes_trial(), {"report": report, "done": True}
+    )
+    (stored,) = both.recorder.reported.call_args_list
+    assert isinstance(stored.args[1], HinderedReport)
+    assert "stale file handle" in stored.args[1].message

@@ -144,6 +144,34 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert ended == [second, third]
 
 
+def test_who_failed_for_the_machine_keeps_its_checkpoints(lab: Lab) -> None:
+    """A retry costs no finished epoch: its files are not where they are served from, or the head is away."""
+    bench, ended, settled = Bench(lab), list[int](), list[int]()
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append, settled=settled.append)
+    recorder.open()
+    first = bench.trials()[0].id
+    recorder.started(first)
+    recorder.reported(first, FailureReport("infrastructure", "`model` is not in the store"))
+    assert recorder.flush(5)
+    assert (bench.trials()[0].state, bench.trials()[0].failure) == ("failed", "infrastructure")
+    assert (ended, settled) == ([], [first])
+
+
+def test_after_a_process_that_was_lost_unnoticed_the_next_attempt_counts(bench: Bench) -> None:
+    """Else it would run as if it waited: its result would be dropped, and its checkpoints removed."""
+    first = bench.trials()[0].id
+    bench.recorder.started(first)
+    assert bench.recorder.flush(5)
+    driver = Driver.__new__(Driver)
+    driver._lease, driver._recorder = bench.lease, bench.recorder
+    bench.database.write(driver._tidy)
+    assert bench.trials()[0].state == "queued"
+    bench.recorder.started(first)
+    bench.recorder.reported(first, result())
+    assert bench.recorder.flush(5)
+    assert bench.trials()[0].state == "succeeded"
+
+
 def test_who_gave_way_keeps_its_checkpoints_whatever_it_still_says(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its result was under way when its process was killed: stored it cannot be any more."""
     killed, ended = list[object](), list[int]()

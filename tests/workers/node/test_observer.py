@@ -134,6 +134,13 @@ def test_who_sees_a_node_can_ask_it_for_the_head(board: Board, looking: Observer
     assert board.heads.notes["head"].node is None
 
 
+def test_a_node_is_not_said_to_have_more_memory_than_it_gives(board: Board, looking: Observer) -> None:
+    """A trial that asks for all of it would fit, and never begin."""
+    board.add("a", 1, memory=61.96 * 2**30)
+    (node,) = looking.look()
+    assert node.memory_gib == 61.9
+
+
 def test_a_node_is_what_it_says_of_itself(board: Board, looking: Observer, tmp_path: Path) -> None:
     here = tmp_path / "raylet"
     here.touch()

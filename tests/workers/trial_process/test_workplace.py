@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from workers.trial_process.messages import (
     StartedReport,
 )
 from workers.trial_process.trainable import TrialTrainable
+from workers.trial_process.workplace import _aside
 
 CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
 
@@ -171,6 +175,28 @@ def test_one_left_over_ends_and_spoils_nothing(trial: Trial, home: Home, monkeyp
     newer.trainable.cleanup()
 
 
+def test_who_waits_for_a_store_that_is_away_is_not_silent(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog would take it for hung, and blame it."""
+    monkeypatch.setattr("workers.trial_process.workplace.TOLD_SECONDS", 0.1)
+    monkeypatch.setattr("workers.depot.courier._PAUSE_SECONDS", 0.1)
+    write, back = Folder.write, time.monotonic() + 1
+
+    def written(*arguments: Any) -> str:
+        if time.monotonic() < back:
+            raise OSError(errno.EIO, "the store is away")
+        return write(*arguments)
+
+    monkeypatch.setattr(Folder, "write", written)
+    trial.begin()
+    assert isinstance(trial.step(), StartedReport)
+    told = trial.step()
+    assert isinstance(told, StageReport)
+    assert (told.stage.stage, told.further) == ("storing files", False)
+    rest = trial.rest()
+    assert isinstance(rest[-1], ResultReport)
+    assert [one.points[0].epoch for one in rest if isinstance(one, EpochReport)] == [1, 2, 3, 4]
+
+
 def test_a_failure_leaves_its_log(trial: Trial) -> None:
     def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
         yield made_epoch(1)
@@ -232,3 +258,13 @@ def test_a_real_trial_killed_twice_ends_with_the_same_weights(trial: Trial) -> N
         networks.append(trial.store.path(model["path"]).read_bytes())
         assert trial.store.digest(model["path"]) == model["sha256"]
     assert networks[0] == networks[1]
+
+
+def test_who_waits_for_another_to_bring_a_data_set_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog would take it for hung."""
+    monkeypatch.setattr("workers.trial_process.workplace.TOLD_SECONDS", 0.01)
+    came = threading.Event()
+    stages = _aside(lambda told: came.wait(1), "digits")
+    assert next(stages) == StageProgress(stage="data set digits", done=0, total=1)
+    came.set()
+    assert all(stage.done == 0 for stage in stages)

@@ -559,6 +559,57 @@ def test_an_idle_driver_makes_room_for_another_experiment(lab: Lab) -> None:
     rig.worker._drain()
 
 
+class TestIdle:
+    """Of a driver that handed a trial to Tune which can never begin there, and so gives nothing back by itself."""
+
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.worker.scheduler.IDLE_SECONDS", 0.2, raising=False)
+
+    def test_what_fits_no_node_any_more_is_given_back(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 1})
+        rig = Rig(lab, SLEEP)
+        rig.cluster.room = [Amount(8), Amount(8, 1)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+        rig.cluster.room = [Amount(8)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "queued")
+        rig.turn_until(lambda: lab.experiment(experiment_id).unfit_since)
+        rig.worker._drain()
+
+    def test_and_given_up_after_the_time_that_the_operator_sets(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 1})
+        rig = Rig(lab, SLEEP, unfit_seconds=0.3)
+        rig.cluster.room = [Amount(8, 1)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+        rig.cluster.room = [Amount(8)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "failed")
+        rig.worker._drain()
+
+    def test_what_was_stopped_before_its_last_trials_began_ends(self, lab: Lab) -> None:
+        experiment_id = lab.post([0, 1])
+        rig = Rig(lab, SLEEP)
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+        lease, (first, _) = Lease(experiment_id, 1), lab.trials(experiment_id)
+        lab.database.write(under(lease, HeldExperiment.start_trial, first.id))
+        lab.database.write(lambda session: actions.stop(session, experiment_id))
+        lab.database.write(under(lease, HeldExperiment.fail_trial, first.id, "error", "of its own"))
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "stopped")
+        rig.worker._drain()
+
+    def test_what_runs_something_goes_on(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 1})
+        rig = Rig(lab, SLEEP)
+        rig.cluster.room = [Amount(8), Amount(8, 1)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+        lab.database.write(under(Lease(experiment_id, 1), HeldExperiment.start_trial, lab.trials(experiment_id)[0].id))
+        rig.cluster.room = [Amount(8)]
+        deadline = time.monotonic() + 0.6
+        while time.monotonic() < deadline:
+            rig.worker._turn()
+        assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).fence) == ("running", 1)
+        rig.worker._drain()
+
+
 def test_what_has_nothing_left_to_do_is_completed(lab: Lab) -> None:
     """Whoever ran it stored its last result and died before it could say so."""
     experiment_id = lab.post([0])
@@ -614,6 +665,20 @@ def test_silent_driver_is_killed(lab: Lab) -> None:
     experiment_id = lab.post([0])
     rig = Rig(lab, SLEEP, lease_seconds=0.5)
     rig.turn_until(lambda: lab.experiment(experiment_id).fence >= 2)
+    rig.worker._drain()
+
+
+def test_a_driver_that_does_not_see_that_its_lease_is_lost_is_killed(lab: Lab) -> None:
+    """As one that stands still: the experiment is somebody else's, and nobody watches its old heartbeat."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, SLEEP, lease_seconds=1.5)
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+    (driver,) = rig.worker._drivers
+    for act in (actions.pause, actions.resume):
+        lab.database.write(lambda session, act=act: act(session, experiment_id))  # type: ignore[misc]
+    rig.turn_until(lambda: driver.child.poll() is not None)
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+    assert lab.experiment(experiment_id).fence == 3
     rig.worker._drain()
 
 
@@ -732,6 +797,32 @@ class TestAllocation:
         unfit = lab.post([0], resources={"gpus": 3})
         assert Rig(lab, SLEEP, Allocation(until_idle=True)).worker.run() is False
         assert lab.experiment(unfit).state == "queued"
+
+    @pytest.mark.parametrize("away", ["database", "cluster"])
+    def test_stays_while_it_cannot_see_whether_there_is_something(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch, away: str
+    ) -> None:
+        experiment_id = lab.post([0])
+        rig, write, is_back = Rig(lab, SLEEP, Allocation(until_idle=True)), lab.database.write, threading.Event()
+
+        def come_back() -> None:
+            write(lambda session: session.execute(update(Trial).values(state=TrialState.FAILED)))
+            is_back.set()
+
+        def written(work: Any) -> Any:
+            if not is_back.is_set():
+                raise OperationalError("BEGIN", {}, ConnectionError("away"))
+            return write(work)
+
+        if away == "database":
+            monkeypatch.setattr(lab.database, "write", written)
+        else:
+            monkeypatch.setattr(rig.cluster, "ready", is_back.is_set)
+        timer = threading.Timer(2, come_back)
+        timer.start()
+        assert rig.worker.run() is False
+        timer.join()
+        assert lab.experiment(experiment_id).state == "failed"
 
     @pytest.mark.slow
     def test_leaves_in_time_and_gives_back_what_it_runs(self, lab: Lab) -> None:
