@@ -195,6 +195,7 @@ def test_a_matrix_over_two_fields(session: Session, tag: str | None) -> None:
     pivot = board_of(session, tag, pivot=("rank", "training.lr")).pivot
     assert pivot is not None
     assert (pivot.down.name, pivot.across.name) == ("rank", "lr")
+    assert (pivot.down.field, pivot.across.field) == ("rank", "training.lr")
     assert (pivot.rows, pivot.columns) == ([None, 0.5, 2, 8], [*LRS, 0.7])
     assert pivot.cells[3][3] == HOLE
     assert not any([*pivot.cells[3][:3], *(cells[3] for cells in pivot.cells[:3])])
