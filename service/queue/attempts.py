@@ -16,6 +16,9 @@ from service.database.engine import upsert
 from service.database.experiments import Pace, ResourceSeries
 from ttsv.config.fields import digest
 
+MOST_PLACE = 200
+"""So many characters of where a trial runs are kept: many cards that are named by UUID are longer."""
+
 MOST_ATTEMPTS = 50
 """So many of a trial are kept, the newest: one whose process dies for ever leaves no more."""
 LEAST_HUNG_SECONDS = 1800.0
@@ -68,7 +71,7 @@ def begin(session: Session, trial: Trial, fence: int, place: str, environment: M
             session.execute(new.on_conflict_do_nothing())
     earlier = Attempt.trial_id == trial.id, Attempt.started_at < trial.started_at
     number = select(func.coalesce(func.max(Attempt.number), 0) + 1).where(*earlier).scalar_subquery()
-    values = {"fence": fence, "place": place[:200], "environment": fingerprint}
+    values = {"fence": fence, "place": place[:MOST_PLACE], "environment": fingerprint}
     insert = upsert(session)(Attempt).values(
         trial_id=trial.id, started_at=trial.started_at, number=number, resources=None, **values
     )

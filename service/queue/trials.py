@@ -45,9 +45,6 @@ MAX_DEATHS = 10
 Not fewer: whoever kills processes at random, as a machine short of memory does, meets the same trial again and again.
 """
 
-
-MOST_PLACE = 200
-"""So many characters of where a trial runs are kept: many cards that are named by UUID are longer."""
 ALONE = "alone after out of memory on a shared card"
 """Why such a trial waits for a whole card, or has one."""
 
@@ -173,7 +170,7 @@ class HeldExperiment:
     ) -> None:
         """Says where the trial runs, and with what; `began` as in `lose_trial`."""
         if trial := self._attempt(trial_id, began):
-            trial.node = node[:MOST_PLACE]
+            trial.node = node[: attempts.MOST_PLACE]
             with self._session.no_autoflush:
                 attempts.begin(self._session, trial, self._lease.fence, node, environment)
 

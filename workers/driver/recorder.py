@@ -101,8 +101,8 @@ class Recorder:
             case ResultReport():
                 self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
             case FailureReport(failure, message):
-                fail = partial(_fail, trial_id=trial_id, failure=failure, message=message)
-                self._put(trial_id, fail, final=failure not in _OF_THE_MACHINE, settles=True)
+                final = failure not in _OF_THE_MACHINE
+                self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=final, settles=True)
             case CrowdedReport(message):
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)
             case HinderedReport(message):
@@ -245,10 +245,6 @@ def _concerns_all(error: Exception) -> bool:
 
 def _lose(held: HeldExperiment, *, trial_id: int, reason: str, charged: bool, began: datetime | None) -> None:
     held.lose_trial(trial_id, reason, charged=charged, began=began)
-
-
-def _fail(held: HeldExperiment, *, trial_id: int, failure: str, message: str) -> None:
-    held.fail_trial(trial_id, failure, message)
 
 
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:
