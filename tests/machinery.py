@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Dialect, Engine, create_engine, inspect, make_url, select, text
 from sqlalchemy.util import LRUCache
 
+from service.database import engine
 from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
 from service.experiments import submission
@@ -67,6 +68,9 @@ def _compile_once(genuine: Callable[..., None]) -> Callable[..., None]:
 
 
 Engine.__init__ = _compile_once(Engine.__init__)  # type: ignore[method-assign]
+
+GENUINE_PRAGMAS = engine.PRAGMAS
+engine.PRAGMAS = ("foreign_keys=ON", "synchronous=OFF")  # as for PostgreSQL below
 
 # Each of hundreds of clients would read the certificates of all the world's authorities, to ask the machine itself.
 ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]

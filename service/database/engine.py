@@ -46,6 +46,8 @@ _T = TypeVar("_T")
 
 _PATIENCE = 30
 """Seconds that a connection to SQLite waits for others."""
+PRAGMAS = ("foreign_keys=ON", "synchronous=FULL")
+"""What each connection to SQLite is told: a commit that was heard of outlives a loss of power."""
 
 # SQLite 3.7.0 to 3.51.2 can corrupt a WAL database that several connections checkpoint at once.
 _FIRST_SOUND_WAL = (3, 51, 3)
@@ -266,7 +268,7 @@ def _sqlite(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
         _patiently(partial(connection.execute, f"PRAGMA journal_mode={journal}"))
-        for pragma in ("foreign_keys=ON", "synchronous=FULL"):
+        for pragma in PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from sqlalchemy import event, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, Protocol, Trial, TrialState, Worker
+from service.database import Experiment, Protocol, Trial, TrialState, Worker, engine
 from service.database.engine import Database, sqlite_driver
 from service.experiments import store
 from service.queue import leases
 from service.queue.trials import HeldExperiment
 from tests.held import under, write
-from tests.machinery import Claim, Submit, Table
+from tests.machinery import GENUINE_PRAGMAS, Claim, Submit, Table
 
 
 @pytest.fixture
@@ -82,8 +83,9 @@ class TestSqlite:
             other.execute("ROLLBACK")
         other.close()
 
-    def test_the_pragmas(self, sqlite_database: Database) -> None:
-        with sqlite_database.read() as session:
+    def test_the_pragmas(self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engine, "PRAGMAS", GENUINE_PRAGMAS)
+        with closing(Database(sqlite_url)) as database, database.read() as session:
             found = {
                 name: session.scalar(text(f"PRAGMA {name}"))
                 for name in ("foreign_keys", "synchronous", "busy_timeout", "journal_mode")
