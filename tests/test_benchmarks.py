@@ -308,7 +308,7 @@ def test_a_gpu_that_is_pretended_is_measured_beside_the_authors_code(
                 del sys.modules[name]
         options = SimpleNamespace(device="cuda", authors=None, minutes=10.0)
         script._keep({**found, "device": "cuda"}, options)
-        part = SimpleNamespace(device="cuda", toy=True, part="attack", authors=None, into=tmp_path / "part.json")
+        part = SimpleNamespace(device="cuda", toy=True, part="spectra", authors=None, into=tmp_path / "part.json")
         assert script._run_part(part) == 0
         assert script._busy("cuda") is None or shutil.which("nvidia-smi")
     assert "'failed'" not in str(found)
