@@ -139,7 +139,6 @@ def experiment(
         **_matrix_values(view),
         trials=trials.rows,
         fields=fields,
-        shown_fields=fields.fields,
         next=trials.next,
         sort=sort,
         states=list(TrialState),

@@ -219,6 +219,13 @@ def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, brow
     tab.until("() => location.search.includes('seeds=max')")
     page.go_back()
     tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
+    # Where that has no answer, the page is read anew.
+    page.locator("#matrix select[name=seeds]").select_option("max")
+    tab.until("() => location.search.includes('seeds=max')")
+    page.route("**/experiments/1/matrix", lambda route: route.abort(), times=1)
+    page.go_back()
+    page.locator("#matrix select[name=seeds] option[value=mean]:checked").wait_for(state="attached")
+    tab.complaints.clear()  # the console tells of what had no answer
 
 
 def test_a_condition_that_names_no_field_is_refused_where_it_was_written(
@@ -259,7 +266,7 @@ def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, brow
     assert len(tab.asked) <= 4
     # What has no answer for a moment is asked for again.
     before = page.locator("#matrix .behind table").text_content()
-    page.route("**/experiments/1/*", lambda route: route.fulfill(status=503))
+    page.route("**/experiments/1/*", lambda route: route.fulfill(status=429 if "/matrix" in route.request.url else 503))
     with (
         page.expect_response("**/experiments/1/matrix?*"),
         page.expect_response("**/experiments/1/changes?*"),
@@ -269,6 +276,46 @@ def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, brow
     tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
     tab.until("() => document.querySelector('#summary').textContent.includes('16 running')")
     tab.complaints.clear()  # the console tells of what had no answer
+    # None is asked for before the answer to the one before is there.
+    held: list[Any] = []
+    page.route("**/experiments/1/matrix?*", lambda route: held.append(route))
+    change = "trials => document.dispatchEvent(new CustomEvent('trials-changed', {detail: {trials}}))"
+    with page.expect_request("**/experiments/1/matrix?*"):
+        page.evaluate(change, [1])
+    page.evaluate(change, [2])
+    page.wait_for_timeout(1500)
+    assert len(held) == 1
+    page.route("**/experiments/1/matrix?*", lambda route: route.continue_())
+    with page.expect_response("**/experiments/1/matrix?*trials=2"):
+        held[0].continue_()
+
+
+def test_one_that_is_not_to_be_seen_is_read_once_it_is(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse(f"{live.url}/experiments/1?state=running")
+    page = tab.page
+    before = page.locator("#matrix .behind table").text_content()
+    tab.quiet(2)
+    live.database.write(lambda session: grids.finish(session, 90, 0.1234))
+    tab.until("() => document.querySelector('#summary').textContent.includes('17 running')")
+    tab.quiet(1.5)
+    assert not [url for url in tab.asked if "/matrix?" in url]
+    page.locator("[role=tab][href='#matrix']").click()
+    tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
+
+
+def test_no_matrix_is_higher_than_a_canvas_can_be(site: Site, browse: Callable[..., Tab]) -> None:
+    page = drawn(browse(f"{site.url}/experiments/1")).page
+    height = page.evaluate(
+        """async () => {
+          const { Matrix } = await import('/static/matrix.js');
+          const texts = Array.from({length: 9000}, (_, index) => String(index));
+          const [x, y] = [{field: 'a', values: [1]}, {field: 'b', name: 'b', values: texts}];
+          const data = {x, y, texts: {x: ['1'], y: texts, facets: ['']}};
+          const one = {data, facets: 1, measure: () => 20, linesOf: () => 0};
+          return Matrix.prototype.layout.call(one, 1200).height;
+        }"""
+    )
+    assert 10_000 < height < 16_200
 
 
 def test_one_that_grows_goes_on_where_it_stood(live: Site, browse: Callable[..., Tab]) -> None:
@@ -346,6 +393,8 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
 def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = drawn(browse(f"{live.url}/experiments/1"))
     page = tab.page
+    other = browse(f"{live.url}/experiments/1?where=rank%3E32")
+    other.page.locator("#matrix .empty:has-text('No trial is like that')").wait_for()
     ranks, said = page.locator("#extend-dialog [name='grid.rank']"), page.locator("#action-said")
     assert ranks.get_attribute("placeholder") == "beside 2, 4, 8, 16, 32"
     page.click("button:text-is('Extend')")
@@ -361,10 +410,23 @@ def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[
     page.locator("#extend-dialog button[type=submit]").click()
     page.wait_for_selector(f"{DRAWN}[data-drawn='28']")
     assert said.inner_text() == "40 trials added."
+    other.page.wait_for_selector(f"{DRAWN}[data-drawn='8']")  # the first that are like that
     page.click("button:text-is('Clone')")
-    page.locator("#clone-dialog [name=name]").fill("the clone")
-    page.locator("#clone-dialog button[type=submit]").click()
-    page.wait_for_url(re.compile(r"/experiments/2$"))
+    dialog = page.locator("#clone-dialog")
+    dialog.locator("[name=name]").fill("the clone")
+
+    def lose(route: Any) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/clone", lose, times=1)
+    dialog.locator("button[type=submit]").click()
+    dialog.locator(".alarm:has-text('No answer')").wait_for()
+    dialog.evaluate("one => one.addEventListener('close', () => sessionStorage.setItem('closed', '1'))")
+    dialog.locator("button[type=submit]").click()
+    page.wait_for_url(re.compile(r"/experiments/2$"))  # a second try makes no second one
+    assert page.evaluate("sessionStorage.getItem('closed')") == "1"  # nor does a click on the way there
+    tab.complaints.clear()  # the console tells of what had no answer
     assert page.locator("h1").inner_text() == "the clone"
     assert page.locator(".state").first.inner_text() == "queued"
 

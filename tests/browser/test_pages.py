@@ -5,6 +5,7 @@ import re
 import runpy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -20,9 +21,11 @@ from service.access import keys
 from service.access.security import ANYONE, Scope, installation_secret, new_key
 from service.api.http.authentication import COOKIE
 from service.client import Client
-from service.database import EpochPoint, Event, Experiment, Trial, TrialState
+from service.database import EpochPoint, Event, Experiment, Trial, TrialState, now
 from service.experiments import actions
 from service.experiments.submission import Draft, submit
+from service.queue import nodes
+from service.queue.cluster import Node
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.upkeep import deletion
@@ -69,8 +72,11 @@ class TestCurves:
         assert page.locator(".curves-panel .u-over").count() == 4
         assert page.locator(".lines li").count() == 5
         assert "(5 seeds)" in page.locator(".lines li").first.inner_text()
+        page.locator(".lines button").nth(1).click()
+        assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "false"
         page.locator("input[name=bands]").uncheck()
         assert page.locator(".lines li").count() == 25
+        assert page.locator(".lines button[aria-pressed=false]").count() == 0  # it was none of these that was hidden
         page.locator("input[name=metric][value=lr]").check()
         page.wait_for_selector(".curves-figure[data-drawn='5']")
         page.locator("input[name=best]").fill("2")
@@ -162,6 +168,63 @@ class TestCurves:
         page.locator(".curves-problem").wait_for(state="hidden")  # what was drawn before is still there
         page.locator(".curves-figure[data-drawn='4']").wait_for()
         tab.complaints.clear()  # the console tells of what had no answer
+        # What is wrong is said, whatever comes of what was asked before, until it is mended.
+        held: list[Any] = []
+        page.route("**/v1/curves?*", lambda route: held.append(route))
+        page.locator("input[name=best]").fill("2")
+        page.locator("input[name=best]").press("Enter")
+        tab.until("() => document.querySelector('.curves-panel').ariaBusy")
+        trials = page.locator(".curves-form input[name=trials]")
+        trials.fill("x")
+        trials.press("Enter")
+        wrong = page.locator(".curves-problem:has-text('write their ids')")
+        wrong.wait_for()
+        page.route("**/v1/curves?*", lambda route: route.continue_())
+        with page.expect_response("**/v1/curves?*"):
+            held[0].continue_()
+        page.wait_for_timeout(200)
+        assert wrong.is_visible()
+        trials.fill("")
+        trials.press("Enter")
+        wrong.wait_for(state="hidden")
+        assert page.locator(".curves-figure").is_visible()
+
+    def test_they_grow_while_they_are_watched_or_another_tab_is(self, live: Site, browse: Callable[..., Tab]) -> None:
+        made = posted(live, "young")
+        with live.database.read() as session:
+            first = session.scalars(select(Trial.id).where(Trial.experiment_id == made)).first()
+
+        def train(session: Session, epochs: range) -> None:
+            trial = session.get(Trial, first)
+            assert trial is not None
+            points = [grids.epoch_of(trial.id, epoch, 12, 0.9, random.Random(1)) for epoch in epochs]
+            session.execute(insert(EpochPoint), points)
+            trial.state, trial.epoch, trial.best_val_accuracy = TrialState.RUNNING, epochs[-1], 0.5
+
+        tab = browse(f"{live.url}/experiments/{made}#curves-panel")
+        page, figure = tab.page, tab.page.locator("#curves-panel .curves-figure")
+        page.locator(".curves-problem:has-text('done an epoch yet')").wait_for()
+        page.locator("[role=tab][href='#trials-panel']").click()
+        page.locator("[role=tab][href='#curves-panel']").click()
+        assert not figure.is_visible()
+        live.database.write(partial(train, epochs=range(1, 5)))
+        figure.locator(".uplot").first.focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        with page.expect_response("**/v1/curves?*"):
+            live.database.write(partial(train, epochs=range(5, 7)))
+        tab.settle()
+        page.keyboard.press("ArrowRight")  # the focus and the cursor are where they were
+        assert figure.locator(".readout").inner_text().startswith("epoch 3;")
+        page.locator("[role=tab][href='#trials-panel']").click()
+        live.database.write(partial(train, epochs=range(7, 10)))
+        tab.until("() => document.querySelector('#summary').textContent.includes('9 of')")
+        with page.expect_response("**/v1/curves?*"):
+            page.locator("[role=tab][href='#curves-panel']").click()
+        tab.settle()
+        figure.locator(".uplot").first.focus()
+        page.keyboard.press("End")
+        assert figure.locator(".readout").inner_text().startswith("epoch 9;")
 
     def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/experiments/1#trials-panel").page
@@ -327,9 +390,13 @@ class TestPlane:
         assert page.locator("thead").first.inner_text() == headings
         places = [int(text) for text in shown.locator("th a").all_inner_texts()]
         assert places == sorted(places)
+        shown.last.locator("input").check()
+        counted = page.locator(".chosen .count").first
+        assert counted.inner_text().startswith("1 chosen")
         page.locator("button[data-brush]").click()
         tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 4")
         assert shown.evaluate_all("all => all.map(one => one.dataset.cell)") == first
+        assert counted.inner_text().startswith("0 chosen")  # its row is gone
 
 
 class TestLists:
@@ -351,6 +418,14 @@ class TestLists:
         )
         tab.until("() => document.querySelector('#shares td').textContent === '17'")
         assert tab.asked == [f"{live.url}/pool/changes?experiment=1"]
+        assert "gpu1" not in page.locator("#away").inner_text()
+
+        def leaves(session: Session) -> None:
+            nodes.record(session, "head1-4711", [Node("a" * 56, "head1", "10.0.0.2", 16, 0, 60.0, head=True)])
+            grids.finish(session, 91, 0.5)
+
+        live.database.write(leaves)
+        page.locator("#away tr", has_text="gpu1").wait_for()
 
     def test_experiments_stream(self, live: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{live.url}/?tag=pages")
@@ -440,15 +515,37 @@ class TestLists:
         live.database.write(lambda session: grids.finish(session, 91, 0.5))
         first.locator("#summary", has_text="16 running").wait_for()  # it listens again
 
+    def test_rows_have_the_columns_of_a_table_that_grew(self, live: Site, browse: Callable[..., Tab]) -> None:
+        with Client(live.url) as client:
+            base = {"dataset": "digits", "model": "small-cnn"}
+            made = client.submit({"name": "one", "base": base, "grid": {"layer": ["dense"]}}).id
+            tab = browse(f"{live.url}/experiments/{made}#trials-panel")
+            tab.quiet(2)
+            client.extend(made, grid={"layer": ["soc"]})
+        tab.until("() => document.querySelectorAll('tr[data-trial]').length === 2")
+
+        def begin(session: Session) -> None:
+            trial = session.scalars(select(Trial).where(Trial.experiment_id == made)).first()
+            assert trial is not None
+            trial.state, trial.epoch = TrialState.RUNNING, 1
+
+        live.database.write(begin)
+        row = tab.page.locator("tr[data-trial]", has_text="running")
+        row.wait_for()
+        assert row.locator("th, td").count() == tab.page.locator("#trials thead th").count()
+
     def test_what_is_over_is_listened_to(self, live: Site, browse: Callable[..., Tab]) -> None:
         live.database.write(lambda session: actions.cancel(session, 1))
-        of_experiment, of_trial = browse(f"{live.url}/experiments/1"), browse(f"{live.url}/trials/1")
+        with live.database.read() as session:
+            failed = session.scalars(select(Trial.id).where(Trial.state == TrialState.FAILED)).first()
+        of_experiment, of_trial = browse(f"{live.url}/experiments/1"), browse(f"{live.url}/trials/{failed}")
         for tab in (of_experiment, of_trial):
             tab.quiet(2)
             assert not [url for url in tab.asked if "/changes" in url or "/summary" in url]
         # Somebody else has it go on.
         live.database.write(lambda session: actions.retry(session, 1))
-        of_experiment.page.locator("#summary .state", has_text="queued").first.wait_for()
+        for tab in (of_experiment, of_trial):
+            tab.page.locator("#summary .state", has_text="queued").first.wait_for()
         live.database.write(lambda session: actions.cancel(session, 1))
         of_experiment.page.locator("#summary .state", has_text="cancelled").first.wait_for()
         live.database.write(lambda session: deletion.mark(session, 1, ANYONE, force=True))
@@ -497,6 +594,12 @@ class TestLists:
         assert after[:3] == before[:3]  # place, rank, lambda_ort
         assert after[4] == before[4] - 200
         assert page.locator("tr[data-cell] .stay").count() == 3 * page.locator("tr[data-cell]").count()
+        # So do those of a table that was read anew.
+        tab.go(f"{site.url}/experiments/1?state=running")
+        page.wait_for_selector("#trials .stay")
+        page.evaluate("import('/static/live.js').then(({refresh}) => refresh('#trials'))")
+        tab.until("() => document.querySelectorAll('#trials .stay').length > 0")
+        assert page.locator("#trials .wide").get_attribute("class") == "wide cut beyond"
 
 
 class TestAway:
@@ -524,6 +627,21 @@ class TestAway:
         alarm.wait_for()
         page.unroute("**/experiments/1/changes?*")
         alarm.wait_for(state="detached")
+        # What happened unseen is all there, however much it was.
+        tab.quiet(2)
+        leave(page)
+        told = [{"experiment_id": 1, "actor": "a worker", "kind": "claimed", "detail": {"n": n}} for n in range(120)]
+        live.database.write(lambda session: session.execute(insert(Event), [one | {"at": now()} for one in told]))
+        come_back(page)
+        page.locator("#events tr:first-child", has_text="n 119").wait_for()
+        # Who tries by themselves is led to where they are.
+        page.route("**/experiments/1/changes?*", lambda route: route.fulfill(status=503))
+        live.database.write(lambda session: grids.finish(session, 91, 0.1234))
+        alarm.wait_for()
+        page.unroute("**/experiments/1/changes?*")
+        page.evaluate("() => { window.same = true; }")
+        alarm.locator("a").click()
+        tab.until("() => window.same === undefined && document.querySelector('#events-panel.current')")
         tab.complaints.clear()  # the console tells of what had no answer
 
     def test_one_that_is_opened_meanwhile_is_there_as_soon_as_it_can_be(

@@ -16,6 +16,7 @@ from service.database.engine import Database
 from tests import grids, measured
 from tests.browser.accessibility import violations
 from tests.browser.conftest import Site, Tab, served
+from tests.browser.test_pages import come_back
 from tests.examples import deep
 
 PANELS = (
@@ -382,17 +383,58 @@ def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable
         trial = session.get(Trial, RUNNING)
         assert trial is not None
         trial.epoch += 1
-        measured.spectra(session, RUNNING, epochs=5)
+        measured.spectra(session, RUNNING, epochs=15)
 
     assert page.locator("#watched > .empty").is_visible()
     live.database.write(step)
     page.wait_for_selector(".fans-figure[data-drawn='8']")
     assert not page.locator("#watched > .empty").is_visible()
     assert not [url for url in tab.asked if url == f"{live.url}/trials/{RUNNING}"]
+    # What is drawn anew stays as it was zoomed, and keys go on where they were.
+    tab.quiet(2)
+    page.locator(".fans-figure .uplot").first.focus()
+    for key in ("Home", "Shift+ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    with page.expect_response("**/spectra/epochs"):
+        page.evaluate("() => document.dispatchEvent(new CustomEvent('progressed'))")
+    tab.settle()
+    page.keyboard.press("End")
+    assert page.locator(".fans-figure .readout").inner_text().startswith("epoch 5;")
     with live.database.read() as session:
         trial = session.get(Trial, RUNNING)
         assert trial is not None
         assert f"epoch {trial.epoch} of 80" in page.locator("#summary").inner_text()
+
+
+def test_numbers_at_the_edges(shown: Site, browse: Callable[..., Tab]) -> None:
+    """Of nothing but zeros an axis has a length, of equal numbers a label; what is whole keeps its digits."""
+    page = browse(f"{shown.url}/trials/1").page
+    page.wait_for_selector(".trial-curves[data-drawn]")
+    found = page.evaluate(
+        """async () => {
+          const [{ LineCharts }, { said, ticks }, { scaleOf }] = await Promise.all(
+            ['lines', 'numbers', 'parallel'].map(name => import(`/static/${name}.js`)));
+          const figure = document.querySelector('.trial-curves');
+          const view = new LineCharts(figure, {key: 'edges', along: 's', say: String});
+          const one = {title: 't', xs: [0, 1], from: 0, series: [{label: 'a', values: [0, 0], stroke: '#ff0000'}]};
+          view.show(() => Array(140).fill(one));
+          const png = await view.png();
+          const { min, max } = view.plots[0].scales.y;
+          const blob = await new Promise(done => png.toBlob(done));
+          return [min, max, blob !== null, said(12345), said(131072), scaleOf([23.4, 23.4], String, true).labels,
+            ticks([1, 1.0002, 0.1 + 0.2, null]), scaleOf([1.0001, 1.0002], String, true).labels[1].text];
+        }"""
+    )
+    assert found == [
+        0,
+        1,
+        True,
+        "12\u202f345",
+        "131\u202f072",
+        [{"text": "23.4", "at": 0}],
+        ["1", "1.0002", "0.3", ""],
+        "1.00012",
+    ]
 
 
 def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[..., Tab]) -> None:
@@ -425,6 +467,19 @@ def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[
 
     live.database.write(fail)
     page.wait_for_selector("#log-live[data-ended]")
+    tab.quiet(2)
+
+    def again(session: Session) -> None:
+        trial = session.get(Trial, RUNNING)
+        assert trial is not None
+        trial.state, trial.failure, trial.error, trial.attempts = TrialState.RUNNING, None, None, 2
+
+    live.database.write(again)
+    log = log.parents[1] / "2" / "trial.log"
+    log.parent.mkdir()
+    log.write_text("once more\n")
+    come_back(page)
+    page.locator("#log-live:has-text('once more')").wait_for()
     tab.complaints.clear()  # the console tells of what had no answer
 
 

@@ -2,10 +2,11 @@
 import uPlot from "/static/lib/uplot.js";
 import { FINE, printing } from "/static/paper.js";
 import { element } from "/static/request.js";
-import { colour, onScheme } from "/static/theme.js";
+import { colour, fitted, onScheme } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const SAVED = 2; // at least so many pixels to a point of a picture that is saved
+const HIGHEST = 60_000; // pixels: a browser makes no picture of a canvas that is much higher
 
 /** A colour, of six digits or of three numbers, see-through. */
 export function clear(rgb, alpha) {
@@ -50,19 +51,6 @@ function enlarged({ axes, series, ...options }, times) {
 /** From the least to the largest x, and a little beyond where these are one. */
 export const AROUND = { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) };
 
-/** A text as far as there is room for it, in the pen's font. */
-export function fitted(pen, text, room) {
-  const signs = [...text];
-  const said = (count) => (count === signs.length ? text : `${signs.slice(0, count).join("")}…`);
-  let [least, most] = [0, signs.length];
-  while (least < most) {
-    const middle = Math.ceil((least + most) / 2);
-    if (pen.measureText(said(middle)).width <= room) least = middle;
-    else most = middle - 1;
-  }
-  return said(least);
-}
-
 /**
  * What kinds of charts share. Theirs are `drawAll()`, and `lines(plot, index, near)`: what is said at an x, `near` the
  * height of the pointer or null. `height` is that of each chart, `wide` the room from which three stand side by side.
@@ -78,6 +66,7 @@ export class Charts {
     this.marking = null;
     this.from = null;
     this.marked = null;
+    this.zoom = null;
     this.width = 0;
     this.times = 1;
     this.stale = false;
@@ -96,7 +85,16 @@ export class Charts {
     this.width = this.place.clientWidth;
     this.stale = this.width === 0;
     this.times = printing() ? Math.max(1, FINE / devicePixelRatio) : 1;
-    if (!this.stale) this.drawAll();
+    if (this.stale) return;
+    const held = this.plots.findIndex(({ root }) => root === document.activeElement);
+    const x = this.plots[held]?.data[0][this.plots[held].cursor.idx];
+    this.drawAll();
+    if (this.zoom) for (const plot of this.plots) plot.setScale("x", this.zoom);
+    const plot = this.plots[held];
+    if (plot === undefined) return;
+    // Keys go on where they were, once it is drawn.
+    plot.root.focus({ preventScroll: true });
+    if (plot.data[0].includes(x)) queueMicrotask(() => plot.setCursor({ left: plot.valToPos(x, "x"), top: plot.over.clientHeight / 3 }));
   }
 
   /** Takes all charts away. */
@@ -150,6 +148,7 @@ export class Charts {
   }
 
   zoomTo(range) {
+    this.zoom = range;
     for (const plot of this.plots) {
       const xs = plot.data[0];
       this.mark(plot, null);
@@ -225,12 +224,14 @@ export class Charts {
 
   together(key, scale) {
     const each = this.plots[0].ctx.canvas.height + 28 * scale;
-    const canvas = document.createElement("canvas");
-    canvas.width = Math.max(...this.plots.map((plot) => plot.ctx.canvas.width));
-    canvas.height = this.plots.length * each + (key.length === 0 ? 0 : (key.length * 18 + 12) * scale);
+    const wide = Math.max(...this.plots.map((plot) => plot.ctx.canvas.width));
+    const high = this.plots.length * each + (key.length === 0 ? 0 : (key.length * 18 + 12) * scale);
+    const share = Math.min(1, HIGHEST / high);
+    const canvas = element("canvas", "", [], { width: Math.round(share * wide), height: Math.round(share * high) });
     const pen = canvas.getContext("2d");
+    pen.scale(share, share);
     pen.fillStyle = colour("page");
-    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.fillRect(0, 0, wide, high);
     pen.font = `${13 * scale}px system-ui, sans-serif`;
     pen.fillStyle = colour("text");
     this.plots.forEach((plot, index) => {
@@ -246,7 +247,7 @@ export class Charts {
       pen.moveTo(8 * scale, y);
       pen.lineTo(36 * scale, y);
       pen.stroke();
-      pen.fillText(fitted(pen, text, canvas.width - 52 * scale), 44 * scale, y + 4 * scale);
+      pen.fillText(fitted(pen, text, wide - 52 * scale), 44 * scale, y + 4 * scale);
     });
     return canvas;
   }

@@ -1,5 +1,6 @@
 // The singular values of the sides of a comparison laid over each other, a chart for each layer.
 import { CurveView } from "/static/curves.js";
+import { isAway } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour } from "/static/theme.js";
 
@@ -13,7 +14,7 @@ async function read(address) {
   for (;;) {
     const response = await fetch(address, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
     if (response?.ok) return response.json();
-    if (response !== null && response.status <= 500) throw new Error(response.statusText);
+    if (!isAway(response)) throw new Error(response.statusText);
     await new Promise((done) => setTimeout(done, AGAIN));
   }
 }

@@ -1,10 +1,10 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import { AROUND, Charts, axis, clear, fitted } from "/static/charts.js";
-import { short, ticks } from "/static/numbers.js";
+import { AROUND, Charts, axis, clear } from "/static/charts.js";
+import { said, short, ticks } from "/static/numbers.js";
 import { read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { csv, save } from "/static/save.js";
-import { colour, isDark, palette, viridis } from "/static/theme.js";
+import { colour, fitted, isDark, palette, viridis } from "/static/theme.js";
 
 const MOST_SAID = 12;
 const POINTS = 300;
@@ -96,8 +96,7 @@ export class CurveView extends Charts {
     this.sides = sides;
     this.along = along;
     this.options = { smoothing: 0, log: false, bands: true };
-    this.hidden = new Set();
-    this.zoom = null;
+    this.hidden = new Set(); // keys of lines
     this.data = null;
   }
 
@@ -114,7 +113,7 @@ export class CurveView extends Charts {
   /**
    * What is drawn as one line: trials of a cell together as a band, or each alone. Its `name` has what tells it from the
    * others, as a table's columns do: neither what these decide, nor where all are alike; its `whole` name has all that
-   * differs.
+   * differs. By its `key` it is known again among others.
    */
   groups() {
     const { curves, columns, decided } = this.data;
@@ -128,9 +127,9 @@ export class CurveView extends Charts {
     }
     const experiments = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
     const seeds = new Set(curves.map((curve) => curve.seed)).size > 1;
-    return [...groups.values()].map((members) => {
+    return [...groups].map(([key, members]) => {
       const [{ experiment_id: home, cell, seed, fields }] = members;
-      const words = (some) => some.map(({ field, name }) => `${name} ${this.said(fields[field])}`);
+      const words = (some) => some.map(({ field, name }) => `${name} ${said(fields[field])}`);
       const named = (parts, seedSaid) => {
         const seeds = `${members.length} seeds`;
         if (members.length > 1) return parts.length > 0 ? `${parts.join(", ")} (${seeds})` : seeds;
@@ -138,6 +137,7 @@ export class CurveView extends Charts {
       };
       const from = (said) => (said ? [`experiment ${home}`] : []);
       return {
+        key: String(key),
         name: named([...from(homes.get(cell).size > 1), ...words(columns)], seeds),
         whole: named([...from(experiments), ...words(columns), ...words(decided)], true),
         members,
@@ -148,21 +148,15 @@ export class CurveView extends Charts {
   /** The lines of sides, each in its side's colour; one without curves keeps its place. */
   ofSides(curves) {
     const members = this.sides.map(({ trials }) => curves.filter(({ trial }) => trials.includes(trial)));
-    if (this.options.bands) return this.sides.map((side, index) => ({ ...side, index, members: members[index] }));
+    if (this.options.bands) return this.sides.map((side, index) => ({ ...side, key: `side ${index}`, index, members: members[index] }));
     return this.sides.flatMap((side, index) =>
-      members[index].map((curve) => ({ ...side, index, name: `${side.name}, seed ${curve.seed}`, members: [curve] })),
+      members[index].map((curve) => ({ ...side, key: `side ${index}, ${curve.trial}`, index, name: `${side.name}, seed ${curve.seed}`, members: [curve] })),
     );
   }
 
   /** The colour and dashes of a line. */
   styleOf(group, at, count) {
     return group.style?.() ?? (this.sides === null ? style(at, count) : style(group.index, this.sides.length));
-  }
-
-  said(value) {
-    if (value === null || value === undefined) return "none";
-    if (typeof value === "number") return short(value);
-    return typeof value === "string" ? value : JSON.stringify(value);
   }
 
   charts() {
@@ -197,6 +191,7 @@ export class CurveView extends Charts {
         const weight = this.options.smoothing;
         lines.push({
           group: index,
+          key: group.key,
           label,
           raw,
           spread: spreads && spreads.map(([mean, , high]) => (high === null || high === mean ? null : high - mean)),
@@ -231,7 +226,6 @@ export class CurveView extends Charts {
       this.plots.push(this.plot(chart, xs, lines, styles));
     }
     this.place.classList.toggle("single", this.plots.length === 1);
-    if (this.zoom) for (const plot of this.plots) plot.setScale("x", this.zoom);
     this.drawLegend();
     this.write();
     this.figure.dataset.drawn = String(this.plots.length);
@@ -248,7 +242,7 @@ export class CurveView extends Charts {
     const lonely = xs.length <= 60;
     lines.forEach((line, index) => {
       const { stroke, dash } = styles[index];
-      const shown = !this.hidden.has(line.group);
+      const shown = !this.hidden.has(line.key);
       if (line.low) {
         columns.push(kept(line.high), kept(line.low));
         series.push({ show: shown, stroke: "transparent", width: 0, points: { show: false } });
@@ -304,7 +298,6 @@ export class CurveView extends Charts {
       plot.setScale("x", range);
       return;
     }
-    this.zoom = range;
     super.zoomTo(range);
     this.figure.dataset.zoomed = range === null ? "" : "x";
   }
@@ -312,7 +305,7 @@ export class CurveView extends Charts {
   /** What is said at an epoch: the lines nearest to the pointer, or the first. */
   lines(plot, index, near) {
     const found = plot.lines
-      .filter((line) => !this.hidden.has(line.group))
+      .filter((line) => !this.hidden.has(line.key))
       .map((line) => ({ line, value: line.values[index], high: line.high?.[index] }))
       .filter(({ value }) => value !== null && value !== undefined);
     if (near !== null) {
@@ -336,7 +329,7 @@ export class CurveView extends Charts {
     const groups = this.groups();
     return groups
       .map((group, index) => ({ group, index }))
-      .filter(({ group, index }) => group.members.length > 0 && !this.hidden.has(index))
+      .filter(({ group }) => group.members.length > 0 && !this.hidden.has(group.key))
       .map(({ group, index }) => [group.name, this.styleOf(group, index, groups.length), group.whole ?? group.name]);
   }
 
@@ -348,6 +341,8 @@ export class CurveView extends Charts {
       );
       return;
     }
+    const nameOf = (one) => one.dataset.line ?? one.getAttribute("href");
+    const held = this.legend.contains(document.activeElement) ? nameOf(document.activeElement) : null;
     const buttons = groups.map((group, index) => {
       if (group.members.length === 0) return "";
       const { stroke, dash } = this.styleOf(group, index, groups.length);
@@ -355,14 +350,12 @@ export class CurveView extends Charts {
         type: "button",
         class: "line",
         title: group.whole ?? group.name,
-        "aria-pressed": String(!this.hidden.has(index)),
-        "data-line": index,
+        "aria-pressed": String(!this.hidden.has(group.key)),
+        "data-line": group.key,
       });
       button.addEventListener("click", () => {
-        if (this.hidden.has(index)) this.hidden.delete(index);
-        else this.hidden.add(index);
+        if (!this.hidden.delete(group.key)) this.hidden.add(group.key);
         this.draw();
-        this.legend.querySelector(`button[data-line="${index}"]`)?.focus();
       });
       if (this.along !== "epoch") return element("li", "", [button]);
       const trials = element("a", group.members.length > 1 ? "trials" : `trial ${alone(group.members[0])}`, [], {
@@ -371,6 +364,7 @@ export class CurveView extends Charts {
       return element("li", "", [button, trials]);
     });
     this.legend.replaceChildren(...buttons);
+    if (held !== null) [...this.legend.querySelectorAll("button, a")].find((one) => nameOf(one) === held)?.focus({ preventScroll: true });
   }
 
   /** The tables behind the charts, where they are to be seen: some epochs, as no table has room for all. */
@@ -476,7 +470,7 @@ export class CurveView extends Charts {
         return text;
       };
       plot.lines.forEach((line, index) => {
-        if (this.hidden.has(line.group)) return;
+        if (this.hidden.has(line.key)) return;
         const { stroke, dash } = plot.styles[index];
         if (line.low) {
           const back = [...line.low].reverse();

@@ -15,9 +15,18 @@ function setUp(panel) {
   const said = () => ({ bands: bands.checked, log: log.checked, smoothing: Number(smoothing.value) });
   Object.assign(view.options, said());
   const ofPage = named.defaultValue;
-  let asked = null;
-  let failed = false; // what was asked last, which is worth another try
+  let asked = null; // what is wanted now
+  let drawn = null; // what the figure is of
+  let curves = null; // what was answered to it
+  let stale = false; // there may be more of it by now, or it had no answer
   let wanted = 0;
+
+  /** Says what is wrong with what is wanted, and whether the figure is of that. */
+  function say(words, there) {
+    problem.textContent = words;
+    problem.hidden = words === "";
+    figure.hidden = !there;
+  }
 
   function query() {
     const values = new FormData(form);
@@ -36,35 +45,36 @@ function setUp(panel) {
     return found;
   }
 
-  async function load({ force = false } = {}) {
-    let next = null;
+  async function load() {
+    let [next, wrong] = [null, ""];
     try {
-      next = query();
+      next = query()?.toString() ?? null;
     } catch (error) {
-      problem.hidden = false;
-      problem.textContent = error.message;
+      wrong = error.message;
     }
-    figure.hidden = next === null;
-    if (next === null || (!force && !failed && String(next) === asked)) return;
-    asked = String(next);
-    wanted += 1;
+    if (next !== null && next === asked && !stale) return;
+    if (next !== asked) curves = null;
+    asked = next;
+    stale = false;
+    wanted += 1; // what is on its way is wanted no more
     const mine = wanted;
+    if (next === null) {
+      say(wrong, false);
+      panel.removeAttribute("aria-busy");
+      return;
+    }
     panel.setAttribute("aria-busy", "true");
     try {
       const data = await readCurves(next);
       if (mine !== wanted) return;
-      failed = false;
-      const epochs = data.curves.some((curve) => curve.epoch.length > 0);
-      problem.hidden = epochs;
-      problem.textContent = "None of these trials has done an epoch yet.";
-      figure.hidden = !epochs;
-      if (epochs) view.show(data);
+      ({ curves } = data);
+      drawn = curves.some((curve) => curve.epoch.length > 0) ? next : null;
+      say(drawn === null ? "None of these trials has done an epoch yet." : "", drawn !== null);
+      if (drawn !== null) view.show(data);
     } catch (error) {
       if (mine !== wanted) return;
-      failed = true;
-      problem.hidden = false;
-      problem.textContent = error.message;
-      if (!force) figure.hidden = true; // those of others are none of these
+      stale = true;
+      say(error.message, drawn === next); // those of others are none of these
     } finally {
       if (mine === wanted) panel.removeAttribute("aria-busy");
     }
@@ -91,21 +101,19 @@ function setUp(panel) {
     if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
     if (!kind || view.data === null) return;
     const name = fileName("curves", form.dataset.experiment ? `experiment-${form.dataset.experiment}` : "trials");
-    view.save(kind, name, asked);
+    view.save(kind, name, drawn);
   });
   const here = () => !panel.classList.contains("panel") || panel.classList.contains("current");
-  panel.addEventListener("shown", () => load());
+  panel.addEventListener("shown", load);
   onPaper((on) => on && load());
-  document.addEventListener("curves-of", ({ detail }) => {
-    form.elements.trials.value = detail.join(",");
-    load();
-  });
   let timer = null;
   document.addEventListener("progressed", () => {
-    if (!here() || view.data === null || !view.data.curves.some(({ state }) => state === "running" || state === "queued")) return;
+    // The best may be others by now; of trials that are named nothing comes after their ends.
+    if (named.value.trim() !== "" && curves?.every(({ state }) => state !== "running" && state !== "queued")) return;
+    stale = true;
     timer ??= setTimeout(() => {
       timer = null;
-      load({ force: true });
+      if (here()) load();
     }, AGAIN);
   });
   // Of a page that was left a browser keeps what was chosen, and puts it back into the form after scripts have read it.
@@ -132,8 +140,12 @@ function ofTrial(figure) {
     trials: figure.dataset.trial,
     metrics: charts.flatMap((chart) => chart.metrics).join(","),
   });
+  let wanted = 0;
   const load = async () => {
+    wanted += 1;
+    const mine = wanted;
     const data = await readCurves(query).catch(() => null);
+    if (mine !== wanted) return; // it got on meanwhile
     const drawn = data !== null && data.curves[0].epoch.length > 0;
     figure.hidden = !drawn;
     document.getElementById("curves").hidden = drawn;

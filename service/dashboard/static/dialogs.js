@@ -1,6 +1,6 @@
 // Forms in dialogs: each sends JSON to the API, shows what is wrong beside its fields, and leads to what came of it.
 import { count } from "/static/numbers.js";
-import { send, showProblem } from "/static/request.js";
+import { newKey, send, showProblem } from "/static/request.js";
 
 /** Values as people write them in a line: JSON where it is, else texts. */
 function listed(text) {
@@ -69,6 +69,8 @@ document.addEventListener("click", (event) => {
   }
 });
 
+const sent = new Map(); // by form: what had no good answer yet, and the key under which it makes no second of it
+
 document.addEventListener("submit", async (event) => {
   const form = event.target.closest("form[data-send]");
   if (form === null) return;
@@ -77,12 +79,16 @@ document.addEventListener("submit", async (event) => {
   const problem = form.querySelector(".alarm");
   const [method, address] = form.dataset.send.split(" ");
   form.setAttribute("aria-busy", "true");
-  const result = await send(method, address, { body: JSON.stringify(body(form)) });
+  const text = JSON.stringify(body(form));
+  if (sent.get(form)?.text !== text) sent.set(form, { text, key: newKey() });
+  const result = await send(method, address, { body: text, headers: { "Idempotency-Key": sent.get(form).key } });
   form.removeAttribute("aria-busy");
   if (!result.ok) {
     showProblem(problem, result);
     return;
   }
+  sent.delete(form);
+  form.closest("dialog").close(); // and no second click meets it on the way to what was made
   const here = document.body.dataset.experiment;
   if (String(result.answer.id) !== here) {
     location.assign(`/experiments/${Number(result.answer.id)}`);
@@ -92,7 +98,6 @@ document.addEventListener("submit", async (event) => {
     if (field.name && form.dataset.changes !== undefined) field.defaultValue = field.value;
     else if (field.name) field.value = field.defaultValue;
   }
-  form.closest("dialog").close();
   const heading = document.querySelector("h1");
   document.title = document.title.replace(heading.textContent, () => result.answer.name);
   heading.textContent = result.answer.name;

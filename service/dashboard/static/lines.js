@@ -37,7 +37,7 @@ export class LineCharts extends Charts {
       cursor: { sync: { key: this.sync, setSeries: false }, points: { size: 6 } },
       scales: {
         x: AROUND,
-        y: { distr: chart.log ? 3 : 1, ...(chart.from === undefined ? {} : { range: (_, low, high) => [chart.from, Math.max(high * 1.05, chart.least ?? 0)] }) },
+        y: { distr: chart.log ? 3 : 1, ...(chart.from === undefined ? {} : { range: (_, low, high) => [chart.from, high > chart.from ? high * 1.05 : chart.from + 1] }) },
       },
       axes: [
         { ...axis(this.along), size: 34, ...(chart.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 1e4, 1e5] } : {}), values: (_, splits) => ticks(splits) },

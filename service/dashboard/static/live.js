@@ -1,5 +1,5 @@
 // Keeps a page up to date by its stream: what changed is asked for, and nothing else. The server writes all HTML.
-import { element } from "/static/request.js";
+import { element, isAway } from "/static/request.js";
 
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
@@ -10,7 +10,7 @@ const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
 /** Puts fresh children into an element; the focus stays with the button, link or field that had it. */
-export function exchange(old, fresh) {
+function exchange(old, fresh) {
   if (old.innerHTML === fresh.innerHTML) return;
   const active = old.contains(document.activeElement) ? document.activeElement : null;
   const key = active && keyOf(active);
@@ -47,7 +47,7 @@ class Away extends Error {}
 async function ask(address, type) {
   try {
     const response = await fetch(address, { headers: { Accept: type }, credentials: "same-origin" });
-    if (response.status <= 500) {
+    if (!isAway(response)) {
       judge(response);
       return response.ok && !response.redirected ? await response.text() : null;
     }
@@ -89,7 +89,10 @@ function judge({ status, redirected, url }) {
 function say(words, link, href) {
   if (standing?.dataset.said === words) return;
   standing?.remove();
-  standing = element("p", `${words} `, [element("a", link, [], { href })], { class: "alarm", role: "alert", "data-said": words });
+  const there = element("a", link, [], { href });
+  // To an address that names a part of the page a link leads without reading it.
+  if (words === AWAY) there.addEventListener("click", () => location.reload());
+  standing = element("p", `${words} `, [there], { class: "alarm", role: "alert", "data-said": words });
   document.getElementById("main").prepend(standing);
 }
 
@@ -103,7 +106,7 @@ async function read(address) {
  * Calls `work` soon, but not again before it is done and `pause` is over; by `now()` at once, for who waits for what they
  * did themselves.
  */
-export function throttled(work, pause) {
+function throttled(work, pause) {
   let timer = null;
   let busy = false;
   let again = null;
@@ -145,7 +148,7 @@ export async function refresh(only = "[data-live]", address = location.href) {
   document.dispatchEvent(new CustomEvent("refreshed"));
 }
 
-const { stream, rest, after, changes, fields, open, trial } = document.body.dataset;
+const { stream, rest, after, changes, open, trial } = document.body.dataset;
 let over = open === undefined; // a stream of what is over would end at once
 let source = null;
 let newest = Number(after ?? 0);
@@ -206,10 +209,12 @@ function listenOn(progress, reading) {
 /** The page of an experiment. */
 function ofExperiment() {
   const stale = new Set();
+  let told = 0; // the newest event that the stream told of
   const rows = throttled(() => refresh("#trials"), WHOLE);
   const soon = throttled(async () => {
     const query = new URLSearchParams({ after: newest });
-    if (fields) query.set("columns", fields);
+    const columns = document.querySelector("#trials form")?.dataset.columns; // those of the table as it is now
+    if (columns) query.set("columns", columns);
     const shown = [...stale].filter((id) => document.querySelector(`tr[data-trial="${id}"]`));
     for (const id of shown.slice(0, 200)) query.append("trials", id);
     stale.clear();
@@ -232,6 +237,7 @@ function ofExperiment() {
     events.prepend(...later);
     while (events.rows.length > 200) events.deleteRow(-1);
     newest = Math.max(newest, Number(events.rows[0]?.dataset.event ?? 0));
+    if (newest < told) soon(); // so many happened that they are not read at once
   }, PAUSE);
   const changed = (trials, all = false) => {
     for (const id of trials) stale.add(id);
@@ -245,7 +251,10 @@ function ofExperiment() {
       soon();
     },
     trials: ({ ids }) => changed(ids),
-    event: ({ trial_id: id, kind }) => changed(id === null ? [] : [id], RESHAPING.has(kind)),
+    event: ({ id, trial_id: trial, kind }) => {
+      told = Math.max(told, id);
+      changed(trial === null ? [] : [trial], RESHAPING.has(kind));
+    },
     end: () => {
       over = true;
       connect();
@@ -300,9 +309,17 @@ function ofTrial() {
     connect();
   };
   const soon = throttled(look, PAUSE);
+  let ended = 0;
+  /** Looks where fewer trials are over than were: this one may be among those that are tried again. */
+  const goesOn = ({ progress }) => {
+    const { queued, running, ...final } = progress.trials;
+    const before = ended;
+    ended = Object.values(final).reduce((sum, count) => sum + count, 0);
+    if (ended < before) soon();
+  };
   const connect = () => {
     if (over) {
-      listenOn(() => {}, soon);
+      listenOn(goesOn, soon);
       return;
     }
     const end = () => {

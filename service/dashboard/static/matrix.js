@@ -1,12 +1,13 @@
 // An experiment as matrices side by side, drawn in a page. The table behind it says the same.
 import { init } from "/static/lib/echarts.js";
 import { onSheet, printing, read } from "/static/paper.js";
-import { element } from "/static/request.js";
+import { element, isAway } from "/static/request.js";
 import { colour, readable, tile, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const MOST_FACETS = 24;
 const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
+const HIGHEST = 16_000; // pixels of a picture: a browser draws nothing on a canvas that is much higher
 const GAP = 28;
 const TITLE = 18;
 const MOST_LINES = 8; // of what stands above a matrix
@@ -125,7 +126,7 @@ export class Matrix {
     const columns = Math.ceil(facets / rows);
     const cell = Math.min(84, Math.max(2, (width - columns * left - (columns - 1) * GAP - 8) / columns / nx));
     const dense = printing() && ny > 10; // two such matrices fit on a sheet
-    const high = ny > 60 ? 8 : dense ? 13 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
+    const high = ny > 60 ? Math.min(8, HIGHEST / rows / ny) : dense ? 13 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
     const longest = Math.min(90, this.measure(texts.x, 12));
     const turned = longest > cell - 6;
     const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
@@ -178,7 +179,7 @@ export class Matrix {
       nameTextStyle: { color: colour("text"), fontSize: 12, fontFamily: "system-ui, sans-serif" },
       ...more,
     });
-    const gap = cell < 10 || high < 12 ? 0.5 : 1;
+    const gap = cell < 10 || high < 12 ? Math.min(0.5, cell / 4, high / 4) : 1;
     const numbers = cell >= 40 && high >= (dense ? 13 : 20);
     const both = cell >= 56 && high >= 34;
     const draw = (facet) => (params, api) => {
@@ -413,9 +414,9 @@ export class Matrix {
   /** Asks which cell a chosen place is, which its comparison names: again where the service does not answer. */
   async identify(index) {
     if (this.chosen.get(index) !== null) return; // known, or no longer chosen
-    const { status, answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
-    if (status === 0 || status > 500) setTimeout(() => this.identify(index), AGAIN);
-    if (answer?.cell && this.chosen.has(index)) this.chosen.set(index, answer.cell);
+    const found = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    if (isAway(found)) setTimeout(() => this.identify(index), AGAIN);
+    if (found.answer?.cell && this.chosen.has(index)) this.chosen.set(index, found.answer.cell);
     this.count();
   }
 

@@ -1,7 +1,7 @@
 // The panel of an experiment's matrix: what is chosen in it, asked for again and drawn anew. The server chose what is in it.
 import { Matrix } from "/static/matrix.js";
 import { printing } from "/static/paper.js";
-import { showProblem } from "/static/request.js";
+import { isAway, showProblem } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { onScheme } from "/static/theme.js";
 import { hideTip } from "/static/tip.js";
@@ -29,6 +29,12 @@ let searched = location.search; // what was chosen last
 const doing = (one) => one?.name || `${one?.tagName} ${one?.textContent}`;
 const alike = (one) => [...panel.querySelectorAll("a, button, input, select, summary")].filter((other) => doing(other) === doing(one));
 
+/** Leads to an address; to the one that is here, which a part of the page may end, by reading it anew. */
+function go({ href }) {
+  if (href === location.href) location.reload();
+  else location.assign(href);
+}
+
 /** Exchanges what the panel has; with `stays`, a form in which nothing changed stays, and what is being written in it. */
 function exchange(fresh, stays) {
   const [form, other] = [panel, fresh].map((one) => one.querySelector(".chooser"));
@@ -52,14 +58,14 @@ async function choose(address, { push = true, live = false } = {}) {
     const response = await fetch(`${home}/matrix${address.search}`, { headers: { Accept: "application/json" } });
     const text = await response.text();
     if (mine !== choices) return;
-    if (live && response.status > 500) throw new Error(text);
+    if (live && isAway(response)) throw new Error(text);
     if (response.status === 422) {
       showProblem(panel.querySelector(".alarm"), { status: 422, answer: JSON.parse(text) });
       return;
     }
     if (!response.ok) {
       // What nobody chose leads nobody away from what they read.
-      if (!live) location.assign(address.href);
+      if (!live) go(address);
       return;
     }
     const fresh = new DOMParser().parseFromString(text, "text/html");
@@ -74,14 +80,14 @@ async function choose(address, { push = true, live = false } = {}) {
     }
     draw();
     panel.querySelector(".behind")?.toggleAttribute("open", opened);
-    if (live && shown !== null) shown.follow(before);
+    if (live && before !== null) shown?.follow(before);
     if (active?.isConnected) return;
     if (active === before?.place) shown?.place.focus({ preventScroll: true });
     else alike(active)[place]?.focus({ preventScroll: true });
   } catch (error) {
     if (mine !== choices) return;
     if (live) throw error;
-    location.assign(address.href);
+    go(address);
   } finally {
     if (mine === choices) panel.removeAttribute("aria-busy");
   }
@@ -95,9 +101,14 @@ function addressOf(form) {
   return address;
 }
 
-/** Reads the places of trials again, or all of them. Throws where the service does not answer. */
+/** Reads the places of trials again, or all of them. Throws where the service does not answer, or somebody chooses. */
 async function update(trials) {
-  if (shown === null) return;
+  noneChosen();
+  if (shown === null) {
+    // There were no trials yet.
+    if (trials === null) await choose(new URL(location.href), { push: false, live: true });
+    return;
+  }
   const { experiment, metric, x, y } = shown.data;
   const asked = new URLSearchParams(location.search);
   const query = new URLSearchParams({ metric, seeds: asked.get("seeds") ?? "mean" });
@@ -106,15 +117,20 @@ async function update(trials) {
   if (trials !== null) {
     query.set("trials", trials.join(","));
     const response = await fetch(`/v1/experiments/${experiment}/matrix?${query}`, { headers: { Accept: "application/json" } });
-    if (response.status > 500) throw new Error(await response.text());
+    if (isAway(response)) throw new Error(await response.text());
     if (!response.ok) return;
     const found = await response.json();
     if (shown !== here || shown.patch(found)) return;
   }
   if (x.field) query.set("x", x.field);
   if (y.field) query.set("y", y.field);
-  if (panel.hasAttribute("aria-busy")) return; // what somebody just chose is read anew anyway
+  noneChosen();
   await choose(new URL(`?${query}${location.hash}`, location.href), { push: false, live: true });
+}
+
+/** Throws while what somebody just chose is on its way, which may have been read before what changed since. */
+function noneChosen() {
+  if (panel.hasAttribute("aria-busy")) throw new Error("something else is being read");
 }
 
 if (panel) {
@@ -140,6 +156,7 @@ if (panel) {
   panel.addEventListener("shown", () => {
     if (shown === null) draw();
     else if (shown.stale) shown.draw();
+    later(0);
   });
   addEventListener("popstate", () => {
     if (location.search === searched) return; // another tab alone
@@ -155,27 +172,31 @@ if (panel) {
   onScheme(() => (shown === null && printing() ? draw() : shown?.draw()));
 
   const waiting = new Set();
-  let timer = null;
+  let timer = null; // until its answer is taken in: none comes after that of a later one
   let whole = false;
+  /** Has what changed read after a pause; where no matrix is drawn, and none to be seen, once it is. */
   const later = (pause) => {
+    if ((waiting.size === 0 && !whole) || (shown === null && !panel.classList.contains("current"))) return;
     timer ??= setTimeout(async () => {
-      timer = null;
       const [all, trials] = [whole || waiting.size > 500, [...waiting]];
       waiting.clear();
       whole = false;
+      let next = 1000;
       try {
         await update(all ? null : trials);
       } catch {
         for (const trial of trials) waiting.add(trial); // the service is away for a moment
         whole ||= all;
-        later(AGAIN);
+        next = AGAIN;
       }
+      timer = null;
+      later(next);
     }, pause);
   };
   document.addEventListener("trials-changed", ({ detail }) => {
     for (const trial of detail.trials) waiting.add(trial);
     if (detail.all) whole = true;
-    if (waiting.size > 0 || whole) later(whole ? RELOAD : 1000);
+    later(whole ? RELOAD : 1000);
   });
   draw();
 }

@@ -11,7 +11,7 @@ export function count(number, name) {
 }
 
 const extreme = (value) => value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3);
-const powers = (value) => Number(value.toPrecision(3)).toExponential().replace(/e\+?0$/, "").replace("e+", "e");
+const powers = (value, digits = 3) => Number(value.toPrecision(digits)).toExponential().replace(/e\+?0$/, "").replace("e+", "e");
 
 /** A number, or a text that is one, in few digits. */
 export function short(value) {
@@ -19,9 +19,22 @@ export function short(value) {
   return extreme(number) ? powers(number) : grouped(number.toPrecision(4), 7);
 }
 
+/** A field's value: what is whole has all its digits, as others are told apart by them. */
+export function said(value) {
+  if (value === null || value === undefined) return "none";
+  if (typeof value === "number") return Number.isSafeInteger(value) ? grouped(value) : short(value);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** A round number, as beside an axis: in all of its digits, as its neighbours may differ in the last of them alone. */
+export function tick(value) {
+  const number = Number(value);
+  return extreme(number) ? powers(number, 7) : grouped(number.toPrecision(7), 9);
+}
+
 /** Numbers beside an axis, all of them in powers of ten where one has to be; what is left out has no text. */
 export function ticks(values) {
   const known = values.filter((value) => value !== null);
-  const write = known.some(extreme) ? (value) => (value === 0 ? "0" : powers(value)) : short;
+  const write = known.some(extreme) ? (value) => (value === 0 ? "0" : powers(value, 7)) : tick;
   return values.map((value) => (value === null ? "" : write(value)));
 }

@@ -1,6 +1,7 @@
 // Parallel coordinates on a canvas: a line for each thing over axes that stand beside each other.
+import { tick } from "/static/numbers.js";
 import { printing } from "/static/paper.js";
-import { colour } from "/static/theme.js";
+import { colour, fitted } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "12px system-ui, sans-serif";
@@ -35,7 +36,7 @@ export function scaleOf(values, said, measured = false) {
   const start = 0.12 * below.length;
   const of = (value) => (below.includes(value) ? 0.12 * below.indexOf(value) : start + ((1 - start) * (scale(value) - low)) / (top - low || 1));
   const ticks = log ? decades(low, top) : evenly(low, top);
-  const labels = ticks.map((value) => ({ text: said(value), at: of(value) })).filter(({ at }) => at >= start - 0.001 && at <= 1.001);
+  const labels = ticks.map((value) => ({ text: log || low === top ? said(value) : tick(value), at: of(value) })).filter(({ at }) => at >= start - 0.001 && at <= 1.001);
   return { at: values.map(of), labels: [...below.map((value) => ({ text: said(value), at: of(value) })), ...labels] };
 }
 
@@ -49,7 +50,8 @@ function decades(low, top) {
 }
 
 function evenly(low, top) {
-  const rough = (top - low) / 5 || 1;
+  if (low === top) return [low];
+  const rough = (top - low) / 5;
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough * 0.999);
   const found = [];
@@ -172,13 +174,6 @@ function written(pen, text, x, y, ink) {
   pen.fillStyle = ink;
   pen.fillText(text, x, y);
   pen.restore();
-}
-
-function fitted(pen, text, room) {
-  if (pen.measureText(text).width <= room) return text;
-  let length = text.length;
-  while (length > 1 && pen.measureText(`${text.slice(0, length)}…`).width > room) length--;
-  return `${text.slice(0, length)}…`;
 }
 
 /** The line that passes nearest to a place, or none. */

@@ -1,5 +1,5 @@
 // Pictures of what was measured of a network: places, marks and bars that are hovered and walked over by keys.
-import { short } from "/static/numbers.js";
+import { short, tick } from "/static/numbers.js";
 import { onSheet } from "/static/paper.js";
 import { csv, save } from "/static/save.js";
 import { colour, onScheme, palette, readable, viridis } from "/static/theme.js";
@@ -131,7 +131,7 @@ function axis(name, more) {
     nameLocation: "middle",
     nameGap: 30,
     nameTextStyle: { color: colour("text"), fontFamily: FONT, fontSize: 12 },
-    axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: short, ...(more.max !== undefined && more.max !== 100 ? { showMaxLabel: false } : {}) },
+    axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: tick, ...(more.max !== undefined && more.max !== 100 ? { showMaxLabel: false } : {}) },
     axisLine: { lineStyle: { color: colour("line") } },
     axisTick: { show: false },
     splitLine: { lineStyle: { color: colour("line") } },
@@ -399,7 +399,7 @@ export function lipschitz({ searches }, width) {
         gridIndex: which,
         min: least,
         max: most,
-        axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: short, customValues: values },
+        axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: tick, customValues: values },
         axisTick: { show: false, customValues: values },
         nameTextStyle: { color: colour("text"), fontFamily: FONT, fontSize: 12, lineHeight: LINE },
         nameGap: 26,

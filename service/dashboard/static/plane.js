@@ -1,8 +1,8 @@
 // The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
 import { init } from "/static/lib/echarts.js";
-import { grouped, short } from "/static/numbers.js";
+import { grouped, said, short, tick } from "/static/numbers.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
-import { element } from "/static/request.js";
+import { element, isAway } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, isDark, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -30,11 +30,6 @@ let chosen = null;
 let at = -1;
 let shownFields = []; // the fields that are axes of their own
 
-const said = (value) => {
-  if (value === null || value === undefined) return "none";
-  if (typeof value === "number") return short(value);
-  return typeof value === "string" ? value : JSON.stringify(value);
-};
 const shown = (axis, value) => (value * metrics[axis].factor).toFixed(metrics[axis].decimals);
 const title = (axis) => `${metrics[axis].heading}${metrics[axis].unit ? ` (${metrics[axis].unit})` : ""}`;
 const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
@@ -96,7 +91,7 @@ function options() {
     nameLocation: "middle",
     nameGap: which === "x" ? 30 : 52,
     nameTextStyle: { color: colour("text"), fontFamily: FONT },
-    axisLabel: { color: colour("quiet"), fontFamily: FONT, hideOverlap: true, formatter: short },
+    axisLabel: { color: colour("quiet"), fontFamily: FONT, hideOverlap: true, formatter: tick },
     axisLine: { lineStyle: { color: colour("line") } },
     splitLine: { lineStyle: { color: colour("line") } },
   });
@@ -198,7 +193,7 @@ function axes() {
   const fields = differing().filter(({ field }) => shownFields.includes(field));
   return [
     ...fields.map(({ field, name }) => ({ name, ...scaleOf(data.fields[field], said) })),
-    ...["x", "y"].map((axis) => ({ name: title(axis), ...scaleOf(scaled(axis), (value) => said(value), true) })),
+    ...["x", "y"].map((axis) => ({ name: title(axis), ...scaleOf(scaled(axis), short, true) })),
   ];
 }
 
@@ -341,6 +336,9 @@ async function readRows(names, table) {
   }
 }
 
+/** Tells who counts the boxes that are checked: those of rows that are gone are no more. */
+const counted = () => document.dispatchEvent(new CustomEvent("refreshed"));
+
 /** Only these cells are bright, and in the table: those of its other pages, too. */
 async function choose(indices) {
   chosen = indices;
@@ -349,6 +347,7 @@ async function choose(indices) {
   const here = rowsOf(document);
   for (const row of here) row.hidden = names !== null && !names.has(row.dataset.cell);
   readout.textContent = "";
+  counted();
   paintChosen();
   if (names === null) return;
   const table = here[0]?.closest("table");
@@ -357,6 +356,7 @@ async function choose(indices) {
   if (chosen !== indices) return; // another rectangle was drawn meanwhile
   const more = [...elsewhere.values()].filter((row) => names.has(row.dataset.cell));
   if (table) table.tBodies[0].append(...more);
+  counted();
   const left = here.filter((row) => !row.hidden).length + more.length;
   readout.textContent = `${chosen.size} of ${data.cell.length} configurations chosen; ${left} of them stand in the table below.`;
 }
@@ -478,7 +478,7 @@ function offerAxes() {
 
 async function load() {
   const response = await fetch(figure.dataset.source, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
-  if (response === null || response.status > 500) {
+  if (isAway(response)) {
     setTimeout(load, AGAIN); // the service is away for a moment: the plane that it drew stands meanwhile
     return;
   }

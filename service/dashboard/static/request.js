@@ -19,6 +19,16 @@ export async function send(method, url, { body = undefined, type = "application/
   }
 }
 
+/** A key that makes one thing of a request however often it is sent. (Plain http has no crypto.randomUUID.) */
+export function newKey() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Whether an answer says nothing of what was asked, as none does: it is worth another try. */
+export function isAway(answer) {
+  return !answer || answer.status === 0 || answer.status === 429 || answer.status > 500;
+}
+
 /** An element with a text and children: names of others are texts here, never HTML. */
 export function element(name, text = "", children = [], attributes = {}) {
   const made = document.createElement(name);

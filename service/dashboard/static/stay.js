@@ -46,14 +46,21 @@ const watched = new ResizeObserver((entries) => {
   }
 });
 
+const rooms = document.getElementsByClassName("wide");
+const known = new WeakSet();
+
 function watch(room) {
   const table = room.querySelector(":scope > table");
-  if (table === null) return;
+  if (table === null || known.has(room)) return;
+  known.add(room);
   watched.observe(room);
   watched.observe(table);
   room.addEventListener("scroll", () => fade(room), { passive: true });
-  // Rows that come later stand in the same columns.
-  new MutationObserver(() => settle(table)).observe(table, { childList: true, subtree: true });
 }
 
-for (const room of document.querySelectorAll(".wide")) watch(room);
+for (const room of rooms) watch(room);
+// Rows that come later stand in the same columns, and tables that come later stay in sight as those before did.
+new MutationObserver((records) => {
+  for (const room of rooms) watch(room);
+  for (const room of new Set(records.map(({ target }) => target.closest(".wide")))) if (known.has(room)) settle(room.querySelector("table"));
+}).observe(document.getElementById("main"), { childList: true, subtree: true });

@@ -3,7 +3,7 @@
 // There is one text. A change anywhere makes what was looked at void at once; only the answer of a dry run to the very
 // text that stands there now is shown, and only that text can be posted, byte for byte.
 import { count, grouped } from "/static/numbers.js";
-import { element, send, showProblem } from "/static/request.js";
+import { element, isAway, newKey, send, showProblem } from "/static/request.js";
 import { SpecForm } from "/static/spec_form.js";
 
 const MOST = 100; // trials that are listed
@@ -20,18 +20,14 @@ const submit = document.getElementById("submit");
 const odd = document.getElementById("odd");
 const fields = document.getElementById("fields");
 
+// One key for one text: a double click, or a second try after a lost answer, stores one experiment, whatever was looked
+// at in between.
 let looked = null; // the text of the last dry run that was answered well, and the key under which it is posted
 let looking = null; // what ends the requests about a text that changed since
 let pushing = false; // the form's changes are on their way into the text
 let posted = null; // the text that was posted last without an answer yet, and its key
 let posting = false;
 let timer = 0;
-
-// One key for one text: a double click, or a second try after a lost answer, stores one experiment, whatever was looked
-// at in between. (Not crypto.randomUUID, which plain http from another machine does not have.)
-function newKey() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
 
 function typeOf(spec) {
   return spec.trimStart().startsWith("{") ? "application/json" : "application/yaml";
@@ -168,8 +164,8 @@ async function ask(path, said, signal = undefined) {
 }
 
 /** Whether nothing was said of the text: the service is away, or asks who sends it. */
-function away({ ok, status }) {
-  return !ok && (status === 0 || status === 401 || status === 429 || status >= 500);
+function away(result) {
+  return !result.ok && (isAway(result) || result.status === 401 || result.status === 500);
 }
 
 /** Has the API look at the text, and shows its answer if the text is still the same. */

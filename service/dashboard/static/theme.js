@@ -1,4 +1,4 @@
-// Colours of the style sheet for what is drawn on a canvas, which follow the light and the dark scheme, and paper.
+// What is drawn on a canvas: colours of the style sheet, which follow the light and the dark scheme, and paper.
 import { onPaper, printing } from "/static/paper.js";
 
 const VIRIDIS = "440154 482475 414487 355f8d 2a788e 21918c 22a884 44bf70 7ad151 bddf26 fde725"
@@ -57,6 +57,19 @@ export function readable([red, green, blue]) {
   return 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue) > 0.18 ? "#000" : "#fff";
 }
 
+/** A text as far as there is room for it, in the pen's font. */
+export function fitted(pen, text, room) {
+  const signs = [...text];
+  const said = (count) => (count === signs.length ? text : `${signs.slice(0, count).join("")}…`);
+  let [least, most] = [0, signs.length];
+  while (least < most) {
+    const middle = Math.ceil((least + most) / 2);
+    if (pen.measureText(said(middle)).width <= room) least = middle;
+    else most = middle - 1;
+  }
+  return said(least);
+}
+
 const LINES = {
   running: [[0, 8, 8, 0]],
   queued: [[4, 4, 4.01, 4]],
@@ -72,7 +85,7 @@ const LINES = {
 const ROLES = { early_stopped: "early", invalid: "failed", other_protocol: "front", unmeasured: "quiet", missing: "quiet" };
 
 /** The role of a state's colour. */
-export function roleOf(state) {
+function roleOf(state) {
   return ROLES[state] ?? state;
 }
 

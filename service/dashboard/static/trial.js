@@ -3,7 +3,7 @@ import { clear } from "/static/charts.js";
 import { LineCharts } from "/static/lines.js";
 import { onPaper, printing, read as ask } from "/static/paper.js";
 import { Picture, certified, corruptions, lipschitz, load, ranges, reliability } from "/static/pictures.js";
-import { element } from "/static/request.js";
+import { element, isAway } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
 import { colour as paint, onScheme, palette } from "/static/theme.js";
 
@@ -17,9 +17,9 @@ const KINDS = { corruptions, certified, lipschitz, reliability, ranges };
 class Away extends Error {}
 
 async function read(path) {
-  const { status, answer } = await ask(`/v1/trials/${trialId}/${path}`);
-  if (status === 0 || status > 500) throw new Away();
-  return status === 200 ? answer : null;
+  const found = await ask(`/v1/trials/${trialId}/${path}`);
+  if (isAway(found)) throw new Away();
+  return found.status === 200 ? found.answer : null;
 }
 
 /** Whether there is a result: of a trial without one nothing is asked for. */
@@ -272,7 +272,10 @@ async function resources() {
   drawUsage();
 }
 
-chooser.addEventListener("change", drawUsage);
+chooser.addEventListener("change", () => {
+  usage.zoom = null; // each attempt has its own time
+  drawUsage();
+});
 used.addEventListener("click", (event) => {
   const kind = event.target.closest("button[data-save]")?.dataset.save;
   if (kind === "png") save(`${fileName("trial", trialId, "resources")}.png`, usage.png());
@@ -293,7 +296,7 @@ async function follow() {
   let refused = false;
   try {
     const response = await fetch(`/v1/trials/${trialId}/logs?follow=true&tail=1000`, { signal, credentials: "same-origin" });
-    refused = !response.ok && response.status <= 500;
+    refused = !response.ok && !isAway(response);
     if (!response.ok) throw new Error(response.statusText);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let first = true;
@@ -357,6 +360,13 @@ for (const link of document.querySelectorAll("#tabs a")) {
 }
 look();
 document.addEventListener("progressed", () => {
+  if (live.dataset.ended !== undefined || live.dataset.open === undefined) {
+    // It may be tried again, whose log goes on.
+    live.dataset.open = "";
+    delete live.dataset.ended;
+    following = null;
+    look();
+  }
   result = null;
   drawn.clear();
   for (const panel of panels) if (seen(panel)) draw(panel);
