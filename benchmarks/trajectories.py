@@ -174,6 +174,9 @@ class ClipAsTheirs(Clip):
         super().__init__(DELTA, every=EVERY, rescale=False)
         self._switches = switches
 
+    def _stacks(self, layers: Mapping[str, nn.Module]) -> list[list[str]]:
+        return []  # each layer goes through `_project_layer`
+
     def _make_frames_orthonormal(self, layers: Mapping[str, nn.Module]) -> dict[str, float]:
         return {} if Switch.NO_QR in self._switches else super()._make_frames_orthonormal(layers)
 

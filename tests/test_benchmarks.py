@@ -17,7 +17,9 @@ import torch
 
 from tests.mps import write_stand_ins
 from tests.pretended import PretendedCards
+from ttsv.layers import TTConv2d
 from ttsv.models import create_model
+from ttsv.spectral import clip_conv
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -128,6 +130,18 @@ def test_a_checkout_of_the_authors_may_be_named_by_a_variable(
     monkeypatch.setenv("AUTHORS", str(tmp_path))
     with pytest.raises(SystemExit, match=re.escape(f"--authors {tmp_path}: has no src/utils.py")):
         called(script, monkeypatch)
+
+
+@pytest.mark.parametrize("script", ["trajectories"], indirect=True)
+def test_the_switches_of_trajectories_change_the_clip_of_tt_layers(script: ModuleType) -> None:
+    layer = TTConv2d(8, 4, 3, 4, 2, 1)
+    before = [factor.detach().clone() for factor in (layer.k1, layer.core, layer.k3)]
+    clip = script.ClipAsTheirs([script.Switch.NO_QR, script.Switch.SWAPPED])
+    clip.bind(layer, 8, in_channels=8)
+    clip.project(layer, script.EVERY)
+    swapped = clip_conv(before[1].transpose(0, 1), script.DELTA, 8, stride=2).transpose(0, 1)
+    for factor, expected in zip((layer.k1, layer.core, layer.k3), (before[0], swapped, before[2]), strict=True):
+        torch.testing.assert_close(factor.detach(), expected)
 
 
 def test_every_module_is_a_benchmark_or_shared_by_some() -> None:

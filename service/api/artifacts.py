@@ -18,7 +18,7 @@ from service.schemas.trials import ArtifactList, ArtifactOut
 
 router = APIRouter(prefix="/v1", tags=["artifacts"], responses=RESPONSES)
 
-ArtifactId = Annotated[int, Path(ge=1, le=MAX_ID)]
+ArtifactId = Annotated[int, Path(ge=1, le=MAX_ID, description="The file's number, of all trials.")]
 
 _BYTES: Example = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": "bytes"}}
 _FILE = (*VALIDATORS, "Accept-Ranges", "Content-Disposition", "Last-Modified")

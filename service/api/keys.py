@@ -24,12 +24,12 @@ router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=NAME)]
 Quota = Annotated[int | None, Field(ge=0, le=10_000_000, description="Trials that may wait or run; null: no limit.")]
 Hours = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False, description="GPU-hours; null: no limit.")]
-ProjectId = Annotated[int, Path(ge=1, le=MAX_ID)]
+ProjectId = Annotated[int, Path(ge=1, le=MAX_ID, description="The project's number.")]
 NextCursor = Annotated[
     str | None,
     Query(max_length=LONGEST_CURSOR, pattern=PRINTABLE, description="That of the address of the page before's Link."),
 ]
-KeyId = Annotated[str, Path(pattern=KEY_ID, examples=["5f0c1b2a3d4e5f60"])]
+KeyId = Annotated[str, Path(pattern=KEY_ID, description="The public part of a key.", examples=["5f0c1b2a3d4e5f60"])]
 
 
 class ProjectIn(BaseModel):

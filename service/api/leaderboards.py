@@ -41,7 +41,7 @@ from ttsv.data.catalog import DatasetName
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
 _PLANE_COLUMNS = ("cell", "x", "x_error", "y", "y_error", "seeds", "trials", "front")
-Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
+Text = Annotated[str | None, Field(max_length=200, pattern=PRINTABLE)]
 ShownMetrics = Annotated[
     str | None,
     Query(
@@ -60,9 +60,9 @@ class AskedFilters(Filters):
         int | None, Query(alias="experiment", ge=1, le=MAX_ID, description="Only this experiment's trials.")
     ] = None
     tag: Annotated[str | None, Query(max_length=64, pattern=PRINTABLE, description="Of experiments.")] = None
-    model: Text = None
-    layer: Text = None
-    constraint: Text = None
+    model: Annotated[Text, Query(description="Only of this network.")] = None
+    layer: Annotated[Text, Query(description="Only of this kind of layer.")] = None
+    constraint: Annotated[Text, Query(description="Only under this constraint.")] = None
     rank: Annotated[Rank | None, Query(description="`none`: not decomposed.")] = None
     protocol: Annotated[str | None, Query(pattern=FINGERPRINT, description="Only this protocol's board.")] = None
     min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1
@@ -174,7 +174,7 @@ def answering(database: Database, who: Principal, question: Question) -> Iterato
     response_model=LeaderboardOut,
 )
 def show(
-    dataset: Annotated[str, Path(max_length=200, examples=["digits"])],
+    dataset: Annotated[str, Path(max_length=200, description="The data set.", examples=["digits"])],
     database: Db,
     who: Reader,
     ranking: Annotated[_Ranking, Depends()],
@@ -212,7 +212,7 @@ def show(
     response_model=PlaneOut,
 )
 def show_plane(
-    dataset: Annotated[str, Path(max_length=200, examples=["digits"])],
+    dataset: Annotated[str, Path(max_length=200, description="The data set.", examples=["digits"])],
     answer: Answer,
     database: Db,
     who: Reader,

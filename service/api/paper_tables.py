@@ -29,8 +29,8 @@ router = APIRouter(prefix="/v1/tables", tags=["leaderboards"], responses=RESPONS
 class AskedTable:
     """Which table of the paper is wanted, and from which trials."""
 
-    paper: Annotated[str, Path(max_length=64, examples=[PAPER])]
-    name: Annotated[str, Path(max_length=64, examples=["table2"])]
+    paper: Annotated[str, Path(max_length=64, description="The paper's key.", examples=[PAPER])]
+    name: Annotated[str, Path(max_length=64, description="Which of its tables or figures.", examples=["table2"])]
     experiment: Annotated[int | None, Query(ge=1, le=MAX_ID, description="Only this experiment's trials.")] = None
     scale: Annotated[
         Scale, Query(description="smoke: from an experiment's small stand-ins, to see that the path works.")

@@ -17,8 +17,8 @@ from service.specs.spec import ExperimentSpec
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], responses=RESPONSES)
 
-Paper = Annotated[str, Path(max_length=64, examples=[PAPER])]
-Name = Annotated[str, Path(max_length=64, examples=["table2"])]
+Paper = Annotated[str, Path(max_length=64, description="The paper's key.", examples=[PAPER])]
+Name = Annotated[str, Path(max_length=64, description="Which of its tables or figures.", examples=["table2"])]
 HowMuch = Annotated[Scale, Query(description="full, or smoke: every path in minutes on a CPU, and no result.")]
 Which = Annotated[Protocol, Query(description="What is followed where the paper's text and programs differ.")]
 

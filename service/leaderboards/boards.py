@@ -179,7 +179,10 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Board:
-    """Rows measured under one protocol: only these may be ranked together. `next` is where the next page begins."""
+    """Rows measured under one protocol: only these may be ranked together. `next` is where the next page begins.
+
+    `baseline` is the configuration of the cell to which differences are, wherever its own row is.
+    """
 
     protocol: str
     record: Record
@@ -193,6 +196,7 @@ class Board:
     common: FieldValues = field(default_factory=dict)
     pivot: Pivot | None = None
     decided: list[FieldColumn] = field(default_factory=list)
+    baseline: TrialFields | None = None
 
     @property
     def shape(self) -> Columns:

@@ -249,9 +249,12 @@ def _parsed(field: str, text: str, where: str) -> Any:
                 raise ValueError
             return number
         if tuple in types:
-            listed = json.loads(text)
-            return _array_text([float(one) for one in listed] if field_infos()[field].element is float else listed)
-    except (ValueError, KeyError, TypeError):
+            listed, element = json.loads(text), field_infos()[field].element or str
+            if type(listed) is not list or (values := [element(one) for one in listed]) != listed:
+                raise ValueError
+            return _array_text(values)
+    # (Of brackets too deep, and of a number beyond all, too: nothing that is written there is an error of ours.)
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         kind = "true or false" if bool in types else "a number" if _is_number(field) else "a list"
         raise QueryError([FieldProblem(where, f"{field}: {text[:60]!r} is not {kind}")]) from None
     check = field_infos()[field].check  # (What was measured is a number.)

@@ -63,6 +63,17 @@ class Filters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneCell(Filters):
+    """Besides: only this cell."""
+
+    cell: str
+
+    def of_cells(self, kept: type[Trial] | type[Score] = Trial) -> list[ColumnElement[bool]]:
+        """Conditions on a cell's trial, or on its score: there those that its columns answer."""
+        return [kept.cell == self.cell, *super().of_cells(kept)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """What is asked of a data set's leaderboards.
 

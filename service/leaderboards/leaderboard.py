@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -23,7 +23,7 @@ from service.leaderboards.boards import (
 )
 from service.leaderboards.corruption_baselines import IN_RECORD, baseline_of, without_baseline
 from service.leaderboards.corruption_baselines import METRIC as ERROR
-from service.leaderboards.filters import Question
+from service.leaderboards.filters import OneCell, Question
 from service.leaderboards.materialized import StoredScores
 from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.missing import (
@@ -61,16 +61,16 @@ def leaderboard(
     """
     source = source_of(session, question)
     keys = boards_of(source, question)
-    if question.baseline is not None and all(source.find(board, question.baseline) is None for board in keys):
-        raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
+    baselines = {} if question.baseline is None else _baselines(session, question, question.baseline)
+    if question.baseline is not None and not any(board.protocol in baselines for board in keys):
+        raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} that was asked for")
     pages = [page_of(source, board, question) for board in keys]
     entries = source.entries([key for page in pages for key, _ in page.order])
     seen = SeenTrials(session, question, {entry.cell for entry in entries.values() if entry.seeds < entry.trials})
     is_invalid = invalid_condition(session)
     unmeasured = hole_places(session, question, question.pivot, is_invalid) if question.pivot and keys else {}
     boards = [
-        _board(source, page, keys[0], question, entries, seen, references, unmeasured if page is pages[0] else {})
-        for page in pages
+        _board(source, page, keys[0], question, entries, seen, references, baselines, unmeasured) for page in pages
     ]
     holes, hole_count = find_holes(session, question, is_invalid)
     invalid, invalid_count = find_invalid(session, question, is_invalid)
@@ -116,16 +116,18 @@ def _board(
     entries: Mapping[int, Entry],
     seen: SeenTrials,
     references: References,
+    baselines: Mapping[str, Entry],
     unmeasured: Mapping[Place, Mapping[str, int]],
 ) -> Board:
     board = page.board
+    unmeasured = unmeasured if board is first else {}
     front = source.front(board, question.front) if question.front else None
     on_it = set(front or ())
-    baseline = _baseline(source, board, question.baseline)
+    baseline = baselines.get(board.protocol)
     columns = [metric.value for metric in question.shown]
     rows: list[Row] = []
     mine = [entries[key] for key, _ in page.order]
-    configs = [{name: value for name, value in entry.config.items() if name != "seed"} for entry in mine]
+    configs = [_of_cell(entry) for entry in mine]
     shape = columns_of(configs, chosen=question.fields, hidden=question.hidden, without_decided=True)
     baseline_error = baseline_of(board.record)
     own = board.protocol if baseline_error is None else protocol_fingerprint(without_baseline(board.record))
@@ -150,7 +152,7 @@ def _board(
                 metrics=spreads(entry.metrics, columns),
                 group=page.groups.get(key),
                 on_front=None if front is None else key in on_it,
-                difference=None if baseline is None else changes_from(baseline, entry.metrics, columns),
+                difference=None if baseline is None else changes_from(baseline.metrics, entry.metrics, columns),
                 paper=references(config, board.record),
                 fields=shape.of(config),
                 missing=missing[index],
@@ -171,7 +173,13 @@ def _board(
         columns=shape.fields,
         common=shape.common,
         decided=shape.decided,
+        baseline=None if baseline is None else _of_cell(baseline),
     )
+
+
+def _of_cell(entry: Entry) -> TrialFields:
+    """What all seeds share of a configuration."""
+    return {name: value for name, value in entry.config.items() if name != "seed"}
 
 
 def _rivals(source: ScoreSource, page: BoardPage, question: Question) -> Rivals:
@@ -262,9 +270,21 @@ def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
     }
 
 
-def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measures | None:
-    key = None if cell is None else source.find(board, cell)
-    return None if key is None else source.entries([key])[key].metrics
+def _baselines(session: Session, question: Question, cell: str) -> dict[str, Entry]:
+    """What a cell has, by protocol, whether or not the filters leave it among the rows.
+
+    Of the experiment or the tag that was asked for where it has results there, else of all that are to be seen.
+    """
+    asked = question.filters
+    everywhere = OneCell(cell=cell, protocol=asked.protocol)
+    chosen = replace(everywhere, experiment_id=asked.experiment_id, tag=asked.tag)
+    found: dict[str, Entry] = {}
+    for filters in dict.fromkeys((everywhere, chosen)):
+        source = source_of(session, replace(question, filters=filters, front=()))
+        keys = {board.protocol: source.find(board, cell) for board in source.boards(question.metric)}
+        entries = source.entries([key for key in keys.values() if key is not None])
+        found |= {protocol: entries[key] for protocol, key in keys.items() if key is not None}
+    return found
 
 
 def changes_from(baseline: Measures, metrics: Measures, names: Iterable[str]) -> dict[str, Change]:

@@ -1,7 +1,7 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from service.leaderboards.boards import (
@@ -17,12 +17,14 @@ from service.leaderboards.boards import (
 from service.leaderboards.metrics import HEADLINE, Metric, Unit, unit_of
 from service.leaderboards.significance import SAID
 from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, exact_text, value_text
-from service.specs.columns import Columns, in_order, short_name, value_of
+from service.specs.columns import Columns, default_of, in_order, short_name, told, value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
 FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
 """Of a cell's configuration: the columns that a CSV file has in any case."""
 
+_MOST_SAID = 3
+"""Rarer values that are said above a table of a field that is no column of it."""
 
 Value = str | int | float | bool | None
 """What a CSV file has in a place."""
@@ -40,7 +42,10 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
         title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no cell has a result"
-        sheets.append(Sheet(title, ["cells without a result", "invalid results"], [True, True], [], notes))
+        configs = [hole.config for hole in found.holes] + [row.config for board in found.boards for row in board.rows]
+        said = (decided_said if sheets else shared_said)(found.shape, configs)
+        above = "" if any(said in sheet.above for sheet in sheets) else said
+        sheets.append(Sheet(title, ["cells without a result", "invalid results"], [True, True], [], notes, above))
         sheets[-1].rows.append([found.hole_count, found.invalid_count])
     return sheets
 
@@ -62,26 +67,49 @@ def configurations_said(shape: Columns, configs: Sequence[TrialFields]) -> list[
     """What each configuration is among those of a table, its numbers as there; of a single one what is shared."""
     if not shape.fields:
         return [_listed(shape.notable)] * len(configs)
-    columns = [[value_of(config, column.field) for config in configs] for column in shape.fields]
-    texts = [
-        [
-            f"{one.name} {'none' if value is None else text}"
-            for value, text in zip(values, column_texts(values), strict=True)
-        ]
-        for one, values in zip(shape.fields, columns, strict=True)
-    ]
+    texts = [[f"{one.name} {text}" for text in _texts(configs, one.field)] for one in shape.fields]
     return [", ".join(own) for own in zip(*texts, strict=True)]
 
 
-def shared_said(shape: Columns) -> str:
+def shared_said(shape: Columns, configs: Sequence[TrialFields]) -> str:
     """What all rows of a table have in common, without what is as everywhere; and what follows from its columns."""
     shared = f"All rows: {_listed(shape.notable)}." if shape.notable else ""
-    return " ".join(filter(None, (shared, decided_said(shape))))
+    return " ".join(filter(None, (shared, decided_said(shape, configs))))
 
 
-def decided_said(shape: Columns) -> str:
-    """Which fields are no columns, as those that are decide them."""
-    return f"Decided by the other fields: {', '.join(one.name for one in shape.decided)}." if shape.decided else ""
+def decided_said(shape: Columns, configs: Sequence[TrialFields]) -> str:
+    """Which fields are no columns, as those that are decide them: with their values, where these are few."""
+    if not shape.decided:
+        return ""
+    columns = {one.name: _texts(configs, one.field) for one in shape.fields if one.field != "seed"}
+    said = [f"{one.name}{_values_said(one.field, configs, columns)}" for one in shape.decided]
+    return f"Decided by the other fields: {', '.join(said)}."
+
+
+def _values_said(path: str, configs: Sequence[TrialFields], columns: Mapping[str, Sequence[str]]) -> str:
+    """A field's values, by those of the column with the fewest that decides it: `8 with layer tt, else none`."""
+    values = _texts(configs, path)
+    for name, texts in sorted(columns.items(), key=lambda column: len(set(column[1]))):
+        pairs = dict.fromkeys(zip(texts, values, strict=True))
+        if len(pairs) > len(set(texts)):
+            continue  # it does not decide
+        found: dict[str, list[str]] = {}
+        for text, value in pairs:
+            found.setdefault(value, []).append(text)
+        usual = value_text(default_of(path)) if default_of(path) is not None else "none"
+        most = max(found, key=lambda value: (len(found[value]), value == usual))
+        others = {value: with_ for value, with_ in found.items() if value != most}
+        if sum(map(len, others.values())) > _MOST_SAID:
+            return ""
+        said = [f"{value} with {name} {' or '.join(with_)}" for value, with_ in others.items()]
+        return f" ({', '.join(said)}{', else ' if said else ''}{most})"
+    return ""
+
+
+def _texts(configs: Sequence[TrialFields], path: str) -> list[str]:
+    """A field of each, in words."""
+    values = [value_of(config, path) for config in configs]
+    return ["none" if value is None else text for value, text in zip(values, column_texts(values), strict=True)]
 
 
 def configuration_sheet(shape: Columns, configs: Sequence[TrialFields]) -> Sheet:
@@ -91,7 +119,7 @@ def configuration_sheet(shape: Columns, configs: Sequence[TrialFields]) -> Sheet
         all(row[index] is None or type(row[index]) in (int, float) for row in rows)
         for index in range(len(shape.fields))
     ]
-    return Sheet("", [column.name for column in shape.fields], numeric, rows, [], shared_said(shape))
+    return Sheet("", [column.name for column in shape.fields], numeric, rows, [], shared_said(shape, configs))
 
 
 def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric]) -> Sheet:
@@ -197,6 +225,9 @@ def _notes(board: Board, paper: bool) -> list[str]:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         seeds = "seed" if counts == [1] else "seeds"
         notes.append(f"Mean ± sample standard deviation over {number} {seeds}. {SAID}")
+    if board.baseline is not None:
+        cell = _listed({short_name(path): value for path, value in told(board.baseline).items()})
+        notes.append(f"Differences ± their standard error are to: {cell}.")
     groups = [row.group for row in board.rows if row.group is not None]
     if groups:
         values = ["none" if one.value is None else one.value for one in groups]

@@ -147,6 +147,7 @@ class BoardOut(Out):
         [], description="Fields that differ too, but follow from one of `columns`; named, they are columns."
     )
     pivot: PivotOut | None = Field(None, description="The matrix that `pivot` asks for, over all rows of the board.")
+    baseline: CellConfig | None = Field(None, description="The cell to which differences are; null without one here.")
 
 
 class HoleOut(Out):

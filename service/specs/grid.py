@@ -55,7 +55,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
         probed = _probe(spec, parts.base)
-        return Plan([], points, _idle(spec, probed), probed.unreached())
+        return Plan([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
     planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
@@ -65,7 +65,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         except ConfigError as error:
             raise _at_odds(error) from error
         planned.setdefault(trial.fingerprint, trial)
-    return Plan(list(planned.values()), points, _idle(spec, planner), planner.unreached())
+    return Plan(list(planned.values()), points, _idle(spec, planner), planner.unreached(), planner.unbuilt)
 
 
 def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
@@ -73,7 +73,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
         probed = _probe(spec, parts.base)
-        return GridCount([], points, _idle(spec, probed), probed.unreached())
+        return GridCount([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
     planner = Planner(_chooser(spec))
     cells: dict[str, PlannedCell] = {}
@@ -88,7 +88,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
         cells[cell.digest] = cell
         seeds.setdefault(cell.digest, set()).update(own)
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
-    return GridCount(counts, points, _idle(spec, planner), planner.unreached())
+    return GridCount(counts, points, _idle(spec, planner), planner.unreached(), planner.unbuilt)
 
 
 def _idle(spec: ExperimentSpec, planner: Planner) -> tuple[str, ...]:

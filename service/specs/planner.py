@@ -46,7 +46,7 @@ class Plan:
     """The trials of a spec, each once; `points` counts duplicates too, and of a search what it may try.
 
     `idle`: given fields, by dotted path, that have no effect in any trial (of a search: in any of the points tried).
-    `unreached`: milestones of which that is true, though not of all.
+    `unreached`: milestones of which that is true, though not of all. `unbuilt`: networks that were not built.
 
     In the order of the variants and, within each, of the grid (last axis fastest), then of the listed trials; seeds of
     `repeat` are the fastest of all.
@@ -56,6 +56,7 @@ class Plan:
     points: int
     idle: tuple[str, ...] = ()
     unreached: tuple[int, ...] = ()
+    unbuilt: int = 0
 
     @property
     def cells(self) -> list[CellCount]:
@@ -71,6 +72,7 @@ class GridCount:
     points: int
     idle: tuple[str, ...] = ()
     unreached: tuple[int, ...] = ()
+    unbuilt: int = 0
 
     @property
     def trials(self) -> int:
@@ -91,6 +93,8 @@ class Planner:
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, PlannedCell] = {}
         self._images: set[tuple[Any, ...]] = set()
+        self._built = self.unbuilt = 0
+        """Networks of torchvision: their layers are known once they are built, which few are."""
         self._given: set[str] = set()
         self._effective: set[str] = set()
         self.most_epochs = 0
@@ -147,10 +151,15 @@ class Planner:
         divided = config.division.conv is not None, config.division.linear is not None
         projected = config.constraint == "clip", config.clipping.linear, *divided
         alone = config.leaves_one_alone
-        images = (config.dataset, config.model, config.layer, config.mean, config.std, alone, *projected)
+        rank = config.rank if config.layer == "aoc-tt" else None  # which alone has no layers of some ranks
+        images = (config.dataset, config.model, config.layer, rank, config.mean, config.std, alone, *projected)
         if images not in self._images:
-            config.check_images(build=len(self._images) < _MOST_BUILT)
+            known = not config.model.startswith("torchvision:")
+            build = not known and self._built < _MOST_BUILT
+            config.check_images(build=build)
             self._images.add(images)
+            self._built += build
+            self.unbuilt += not (known or build)
         different = config.deciding()
         return PlannedCell(config, different, digest(different))
 
@@ -162,7 +171,7 @@ class Planner:
 
 
 _MOST_BUILT = 32
-"""Networks that are built for one spec, to see whether they can be: others are seen by the workers."""
+"""Networks that are built for one spec, to see whether they can be: of others it is said that they were not."""
 
 _PARTS: dict[str, type[Checked]] = {
     field.name: type(field.default) for field in dataclasses.fields(TrialConfig) if isinstance(field.default, Checked)
@@ -200,13 +209,22 @@ _NEEDS = {
 
 
 def warnings(spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
-    """A sentence for every field of the spec that has no effect in any of its trials, with what it would need."""
+    """A sentence for every field of the spec that has no effect in any of its trials, with what it would need.
+
+    And one for networks of which nobody knows whether they can run.
+    """
     found = []
     trials = "none of the points tried" if spec.search else "no trial"
     if plan.unreached:
         epochs = ", ".join(map(str, plan.unreached))
         place = _place(spec, "training.milestones")
         found.append(f"{place}: {epochs} has an effect in {trials}: it needs more epochs")
+    if plan.unbuilt:
+        some = "1 network" if plan.unbuilt == 1 else f"{plan.unbuilt} networks"
+        tried = f"unlike the first {_MOST_BUILT}, {some} of torchvision could not be tried"
+        found.append(
+            f"{_place(spec, 'model')}: {tried}: trials whose network does not take its images fail at the start"
+        )
     for path in plan.idle:
         needs = _NEEDS.get(path) or _NEEDS.get(path.partition(".")[0], "other values of the fields beside it")
         found.append(f"{_place(spec, path)} has an effect in {trials}: it needs {needs}")

@@ -36,7 +36,7 @@ from ttsv.models import ModelArguments
 from ttsv.models.conv_shape import LAYERS, ConvShape, core_kind
 from ttsv.models.counts import has_linear_layers, normalizes_single_pixels
 from ttsv.models.registry import name_fix, name_patterns
-from ttsv.models.shapes import SMALLEST_STD, layer_shapes, list_models
+from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes, list_models
 
 CONSTRAINTS = ("none", "clip", "divide")
 OPERATORS = ("periodic", "zero-padded")
@@ -250,8 +250,9 @@ class TrialConfig(Checked):
         if dims != info.dims:
             fix = f"must be a network for images of {info.dims} dimensions, as {self.dataset} has; it is one for {dims}"
             raise ConfigError("model", self.model, fix)
+        rank = largest_rank(shapes, self.rank) if shapes else None
         for shape in shapes:
-            shape.check_layer(self.layer)
+            shape.check_layer(self.layer, rank)
         if shapes:
             self._check_projection(has_linear_layers(self.model, shapes, info.classes))
             if self.leaves_one_alone and normalizes_single_pixels(self.model, shapes, info.classes):

@@ -1,5 +1,6 @@
 """Accuracy, loss and confusion of a network on labelled images; what all metrics ask of images and logits."""
 
+import math
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -49,6 +50,18 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> float:
     """Returns the mean cross-entropy in nats, in float64, of logits (count, classes). Errors as for `accuracy`."""
     _require(logits, labels)
     return float(functional.cross_entropy(logits.double(), labels.long()))
+
+
+def odds_against(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the log-odds (count,) against each label, which grow where the cross-entropy does.
+
+    The gradients of an image have one direction: the cross-entropy's is that of the log-odds times the other classes'
+    probability. That is lost where a network is sure: in float32 the label's own part from logits some 17 apart on, and
+    all of it from some 100. `logits` (count, classes), of two classes at least.
+    """
+    column = labels[:, None].long()
+    against: Tensor = logits.scatter(1, column, -math.inf).logsumexp(1) - logits.gather(1, column)[:, 0]
+    return against
 
 
 def top_accuracy(logits: Tensor, labels: Tensor, count: int = 5) -> float | None:

@@ -6,12 +6,11 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ttsv.checks import check_choice, check_count, check_counts, check_positive, check_seed
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
-from ttsv.metrics.accuracy import check_labelled, check_logits
+from ttsv.metrics.accuracy import check_labelled, check_logits, odds_against
 from ttsv.models.build import Normalize
 from ttsv.precision import in_float64, own_dtype
 from ttsv.spectral.network import evaluating
@@ -164,8 +163,8 @@ def _fgsm(search: _Search, labels: Tensor, radius: float, norm: Norm, generator:
     with torch.enable_grad():
         logits = search.moved(steps)
         check_logits(logits, labels)
-        loss = functional.cross_entropy(logits, labels.long(), reduction="sum")
-        gradient = _gradient(loss, steps)
+        # The direction is the cross-entropy's, which loses it where the network is sure.
+        gradient = _gradient(odds_against(logits, labels).sum(), steps)
     # Drawn for every image, so that an image's step does not depend on the others' gradients.
     drawn = torch.randn(gradient.shape, generator=generator, dtype=torch.float64).to(gradient)
     gradient = torch.where(_column(_lengths(gradient), gradient) > 0, gradient, drawn)

@@ -41,8 +41,8 @@ class ConvShape:
         """Pixels of its output along an axis."""
         return (self.input_size + 2 * self.padding - self.kernel_size) // self.stride + 1
 
-    def check_layer(self, layer: str) -> None:
-        """Raises `ConfigError` where a kind of layer, one of `LAYERS`, has no convolution of this shape."""
+    def check_layer(self, layer: str, rank: int | None = None) -> None:
+        """Raises `ConfigError` where a kind of layer, one of `LAYERS`, has no convolution of this shape, or rank."""
         kind, k, s, n = core_kind(layer), self.kernel_size, self.stride, self.input_size
         if kind == "dense":
             return
@@ -53,10 +53,17 @@ class ConvShape:
             fix = f"needs odd kernels that are padded to keep the size; {self.name} has {k}x{k}, padding {self.padding}"
         elif kind in ("aoc", "aol") and k < s:
             fix = f"needs kernels no smaller than their strides; {self.name} has {k}x{k} and stride {s}"
+        elif kind == "aoc" and 1 < s < k and max(self._core_channels(layer, rank)) < 2:
+            fix = f"needs 2 channels, and a rank of 2, where a kernel is larger than its stride; {self.name} has 1"
         elif kind not in ("aoc", "aol") and n % s:
             fix = f"needs strides that divide the size; {self.name} sees {n} pixels and has stride {s}"
         if fix is not None:
             raise ConfigError("layer", layer, fix)
+
+    def _core_channels(self, layer: str, rank: int | None) -> tuple[int, int]:
+        """Those of a layer's kernel: between frames, where it has some."""
+        framed = self.ranks(rank) if layer.endswith("tt") else None
+        return framed or (self.in_channels, self.out_channels)
 
     def ranks(self, rank: int | None) -> tuple[int, int] | None:
         """Returns the TT ranks (r1, r2) under a largest rank, or None where the layer stays undecomposed.

@@ -35,7 +35,7 @@ class ConvFactory:
 
     def __call__(self, shape: ConvShape) -> nn.Module:
         """The convolution of a shape. Raises `ConfigError` where the kind of layer has none such."""
-        shape.check_layer(self.layer)
+        shape.check_layer(self.layer, self.rank)
         kind = core_kind(self.layer)
         ranks = shape.ranks(self.rank) if self.layer.endswith("tt") else None
         if kind == "dense":

@@ -6,6 +6,7 @@ layers, which are listed here by the pattern of the family.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ttsv.models.conv_shape import ConvShape, core_kind
 from ttsv.models.registry import find
@@ -36,6 +37,7 @@ class _Rest:
     linear: tuple[tuple[int, int], ...]
 
 
+@lru_cache(maxsize=65_536)  # a dry run asks three times of each network
 def network_cost(
     name: str, *, layer: str, rank: float | None, in_channels: int, image_size: int, num_classes: int
 ) -> Cost:

@@ -1,7 +1,8 @@
 """Each network's convolutions as plain data, torch-free: builders, costs and dry runs read the same list."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from ttsv.checks import check_counts
@@ -36,8 +37,14 @@ def layer_shapes(
     for option, value in options.items():
         if option not in known:
             raise ConfigError(option, value, f"is no option of {name}; there are {', '.join(known) or 'none'}")
-    taken = inspect.signature(family.shapes).parameters
+    taken = _parameters(family.shapes)
     return family.shapes(**{key: value for key, value in arguments.items() if key in taken}, **numbers, **options)
+
+
+@cache
+def _parameters(shapes: Callable[..., object]) -> frozenset[str]:
+    """What a family's list of convolutions depends on: to look takes longer than to make the list."""
+    return frozenset(inspect.signature(shapes).parameters)
 
 
 def largest_rank(shapes: Sequence[ConvShape], rank: float | None) -> int | None:

@@ -54,8 +54,8 @@ FieldNames = Annotated[
         examples=["id,state"],
     ),
 ]
-ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID)]
-TrialId = Annotated[int, Path(ge=1, le=MAX_ID)]
+ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="The experiment's number.")]
+TrialId = Annotated[int, Path(ge=1, le=MAX_ID, description="The trial's number, of all experiments.")]
 
 
 def known_parameters_only(request: Request) -> None:

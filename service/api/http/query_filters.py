@@ -118,12 +118,12 @@ class _Trials:
     states: Annotated[
         list[TrialState], Query(alias="state", default_factory=list, max_length=7, description="Any of these.")
     ]
-    dataset: Annotated[Text | None, Query(examples=["digits"])] = None
-    model: Annotated[Text | None, Query(examples=["small-cnn"])] = None
-    layer: Annotated[Text | None, Query(examples=["tt"])] = None
-    constraint: Annotated[Text | None, Query(examples=["clip"])] = None
+    dataset: Annotated[Text | None, Query(description="Only on this data set.", examples=["digits"])] = None
+    model: Annotated[Text | None, Query(description="Only of this network.", examples=["small-cnn"])] = None
+    layer: Annotated[Text | None, Query(description="Only of this kind of layer.", examples=["tt"])] = None
+    constraint: Annotated[Text | None, Query(description="Only under this constraint.", examples=["clip"])] = None
     rank: Annotated[Rank | None, Query(description="`none`: trials without a rank.")] = None
-    seed: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None
+    seed: Annotated[int | None, Query(ge=0, le=MAX_ID, description="Only with this seed.")] = None
     cell: Annotated[Text | None, Query(description="Fingerprint of the configuration without its seed.")] = None
     failure: Annotated[Text | None, Query(description="Class of what went wrong.", examples=["diverged"])] = None
     where: Annotated[

@@ -55,6 +55,7 @@ LEADERBOARD: Example = {
             "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training.lr": 0.05},
             "decided": [],
             "pivot": None,
+            "baseline": None,
         }
     ],
     "holes": [],

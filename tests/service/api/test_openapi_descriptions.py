@@ -45,6 +45,17 @@ def test_every_property_says_what_it_means(openapi: dict[str, Any]) -> None:
     assert [name for name, stated in properties.items() if not re.search(r"[.]$", stated["description"])] == []
 
 
+def test_every_parameter_says_what_it_means(openapi: dict[str, Any]) -> None:
+    found = {
+        f"{method} {path} {one['name']}": one.get("description", "")
+        for path, operations in openapi["paths"].items()
+        for method, operation in operations.items()
+        for one in operation.get("parameters", ())
+    }
+    assert len(found) > 200
+    assert [name for name, said in found.items() if not said.endswith(".")] == []
+
+
 def test_so_does_every_property_within_another(openapi: dict[str, Any]) -> None:
     """The parts of a trial, the axes of a grid, the ways in which a search draws."""
 

@@ -864,6 +864,34 @@ class TestQuestions:
             ask(session, filters=Filters(tag=tag), baseline="cell 9")
 
     @MODES
+    def test_a_baseline_need_not_be_among_the_rows(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0, accuracy=0.25), Run(1, 0, accuracy=0.75)])
+        for filters in (Filters(tag=tag, rank=1), Filters(tag=tag, where=(condition("rank in (1, 2)"),))):
+            found = ask(session, filters=filters, baseline="cell 0")
+            notes = board_sheets(found, "digits", Metric.ACCURACY)[0].notes
+            assert "Differences ± their standard error are to: rank 0." in notes
+            rows = only_board(found).rows
+            assert [(row.cell, row.difference and row.difference["accuracy"].mean) for row in rows] == [("cell 1", 0.5)]
+
+    def test_a_baseline_is_of_the_experiment_asked_for_where_it_has_results_there(
+        self, rank: Rank, session: Session
+    ) -> None:
+        rank([Run(0, 0, accuracy=0.25), Run(1, 0, accuracy=0.5)], [Run(0, 1, accuracy=0.75)], [Run(1, 2, accuracy=1.0)])
+        for experiment, expected in ((1, 0.25), (3, 0.5)):
+            rows = only_board(ask(session, filters=Filters(experiment_id=experiment), baseline="cell 0")).rows
+            assert rows[0].difference
+            assert rows[0].difference["accuracy"].mean == expected
+
+    @MODES
+    def test_a_baseline_of_another_project_is_not_seen(
+        self, session: Session, trial_result: Make, tag: str | None
+    ) -> None:
+        store_runs(session, [[Run(0, 0)], [Run(1, 0)]], trial_result, tags=True, projects={1: 1, 2: 2})
+        with pytest.raises(NotFoundError, match="cell 1"):
+            ask(session, filters=Filters(tag=tag), baseline="cell 1", scope=1)
+        assert only_board(ask(session, filters=Filters(tag=tag, rank=0), baseline="cell 1")).rows[0].difference
+
+    @MODES
     def test_differences_are_of_what_both_measured(self, rank: Rank, session: Session, tag: str | None) -> None:
         rank([Run(0, 0), Run(1, 0, robust=0.25), Run(2, 0, robust=0.5)])
         for baseline, others in (("cell 0", ("cell 1", "cell 2")), ("cell 1", ("cell 0",))):

@@ -5,15 +5,17 @@ import io
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.leaderboards.boards import Hole, Leaderboard
 from service.leaderboards.comparison_sheets import field_texts
 from service.leaderboards.metrics import Metric, unit_of
 from service.leaderboards.protocols import Difference
-from service.leaderboards.sheets import read
+from service.leaderboards.sheets import board_sheets, configuration_sheet, read
 from service.leaderboards.sides import DifferingField
 from service.leaderboards.text_tables import (
     Cell,
@@ -28,7 +30,9 @@ from service.leaderboards.text_tables import (
     to_latex,
     to_markdown,
 )
+from service.specs.columns import columns_of
 from tests import latex
+from ttsv.config.fields import TrialFields
 
 HOSTILE = [
     "=HYPERLINK(1)",
@@ -276,3 +280,23 @@ class TestDigits:
         found = Sheet("t", ["a"], [True], [[1]], [], "All rows: x_y 1.")
         assert "**t**\n\nAll rows: x\\_y 1.\n\n| a |" in to_markdown([found])
         assert "\\caption{t. All rows: x\\_y 1.}" in to_latex([found])
+
+
+def test_of_what_is_no_column_few_values_are_said() -> None:
+    methods: list[dict[str, Any]] = [
+        {"layer": "tt", "rank": 8, "lambda_ort": 10.0},
+        {"layer": "dense", "rank": None},
+        {"layer": "soc", "rank": None},
+    ]
+    configs: list[TrialFields] = [{**one, "training": {"lr": lr}} for one in methods for lr in (0.1, 0.2)]
+    sheet = configuration_sheet(columns_of(configs, without_decided=True), configs)
+    assert sheet.headings == ["layer", "lr"]
+    rank, lambda_ort = "rank (8 with layer tt, else none)", "lambda_ort (10 with layer tt, else 0)"
+    assert sheet.above == f"Decided by the other fields: {rank}, {lambda_ort}."
+    holes, shape = [Hole("a", one, 1, []) for one in configs], columns_of(configs, without_decided=True)
+    none_ranked = Leaderboard([], holes, len(holes), [], 0, shape.fields, shape.common, shape.decided)
+    assert board_sheets(none_ranked, "digits", Metric.ACCURACY)[0].above == sheet.above
+    many: list[TrialFields] = [
+        {"rank": n, "lambda_ort": n, "training": {"lr": lr}} for n in range(1, 6) for lr in (1, 2)
+    ]
+    assert configuration_sheet(columns_of(many, without_decided=True), many).above.endswith("fields: lambda_ort.")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.errors import SpecError
+from service.specs import planner
 from service.specs.grid import Plan, count_grid, expand_grid
 from service.specs.planner import GridCount
 from service.specs.spec import ExperimentSpec
@@ -163,6 +164,20 @@ class TestExpansion:
                 assert f'not "{layer}"' in found["layer"]
                 assert ("downsample.0 has 1x1 and stride 2" in found["layer"]) == (model == "resnet18")
         assert len(expand({"dataset": "cifar10", "model": "resnet18", "layer": "bcop"}).trials) == 1
+
+    def test_so_is_a_rank_of_which_it_has_none(self) -> None:
+        base = {"dataset": "cifar10", "model": "wrn10-1", "layer": "aoc-tt"}
+        assert "layer2.0.conv1 has 1, not" in problems_of(base, {"rank": [4, 1]})["layer"]
+        assert len(expand(base, {"rank": [4, 2]}).trials) == 2
+
+    def test_few_networks_are_built_and_of_the_others_it_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        base, grid = {"dataset": "cifar10"}, {"model": ["small-cnn", "resnet18", "torchvision:alexnet"]}
+        monkeypatch.setattr(planner, "_MOST_BUILT", 1)  # the first two are known without being built
+        assert "cannot take the images" in problems_of(base, grid)["model"]
+        monkeypatch.setattr(planner, "_MOST_BUILT", 0)
+        spec = spec_of(base, grid)
+        (said,) = planner.warnings(spec, expand_grid(spec, max_trials=3))
+        assert said.startswith("grid.model: unlike the first 0, 1 network of torchvision could not be tried: ")
 
     def test_is_pure(self) -> None:
         spec = spec_of(BASE | {"training": {"epochs": 2}}, {"seed": [0, 1], "training.milestones": [[1], [2]]})

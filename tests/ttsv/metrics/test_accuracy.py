@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError, DataError, DivergedError, TrialError
 from ttsv.metrics import cost
-from ttsv.metrics.accuracy import accuracy, confusion_matrix, cross_entropy, predict, top_accuracy
+from ttsv.metrics.accuracy import accuracy, confusion_matrix, cross_entropy, odds_against, predict, top_accuracy
 from ttsv.metrics.calibration import expected_calibration_error
 from ttsv.metrics.corruption import corruption_accuracy
 
@@ -139,6 +139,20 @@ def test_of_equal_logits_the_first_classes_are_the_largest(rows: list[list[int]]
         hits = [label in sorted(range(7), key=lambda column: -row[column])[:count] for row in rows]
         assert top_accuracy(logits, labels, count) == sum(hits) / len(rows)
         assert top_accuracy(logits, labels, 1) == accuracy(logits, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+def test_odds_against_have_the_direction_of_the_cross_entropy(classes: int) -> None:
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(20, classes, dtype=torch.float64)).requires_grad_()
+    labels = torch.arange(20) % classes
+    loss = nn.functional.cross_entropy(logits, labels, reduction="none")
+    against = odds_against(logits, labels)
+    torch.testing.assert_close(against.exp().log1p(), loss)
+    expected, found = (torch.autograd.grad(value.sum(), logits)[0] for value in (loss, against))
+    torch.testing.assert_close(nn.functional.normalize(found), nn.functional.normalize(expected))
+    sure = torch.tensor([[1e4, 0.0]]).requires_grad_()
+    assert torch.autograd.grad(odds_against(sure, torch.tensor([0])), sure)[0].tolist() == [[-1, 1]]
 
 
 def test_top_accuracy() -> None:

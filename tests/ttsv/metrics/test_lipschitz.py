@@ -45,6 +45,24 @@ def test_linear_networks_are_exact(seed: int, radius: float) -> None:
     assert ascended.maximum <= float(lipschitz_bound(model, 3))
 
 
+@pytest.mark.parametrize("scale", [30.0, 1e3])
+def test_the_step_is_the_cross_entropys_where_the_network_is_sure(scale: float) -> None:
+    model, weight = linear()
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter.mul_(scale)
+    images = torch.rand(20, 2, 3, 3)
+    logits = model.double()(images.double()).detach()
+    labels = logits.argmax(1)
+    assert logits.topk(2).values.diff().abs().max() > 20
+    # Its direction: what the other classes share, less the label.
+    own = nn.functional.one_hot(labels, 4)
+    step = (logits.masked_fill(own.bool(), -math.inf).softmax(1) - own) @ weight
+    found = empirical_lipschitz(model.float(), images, labels)
+    truth = scale * (step @ weight.T).norm(dim=1) / step.norm(dim=1)
+    torch.testing.assert_close(found.values, truth, rtol=1e-4, atol=0)
+
+
 def test_normalised_values_are_those_behind_the_normalisation() -> None:
     model, _ = linear()
     images, labels = torch.rand(5, 2, 3, 3), torch.arange(5) % 4

@@ -5,11 +5,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
-from ttsv.metrics.accuracy import run_to_end
+from ttsv.metrics.accuracy import odds_against, run_to_end
 from ttsv.metrics.attacks.network import AttackedNetwork, under_attack
 from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Progress, Threat, attack_inputs
 from ttsv.metrics.attacks.state import AttackState
@@ -35,7 +34,8 @@ def pgd(
     Madry et al., Towards deep learning models resistant to adversarial attacks (2018): a random start in the ball,
     then `steps` of 2.5 eps / steps along the normalised gradient (L2) or its sign (Linf), each followed by projection
     onto the ball and the pixels of [0, 1]; an image is broken as soon as it is misclassified. Arguments, record
-    and errors otherwise as for `autoattack`; norm L2 or Linf.
+    and errors otherwise as for `autoattack`; norm L2 or Linf. The gradient is that of `odds_against`: of one direction
+    with the cross-entropy's, which float32 loses where a network is sure of an image (its record says so).
     """
     threat = Threat(norm=norm, eps=eps, seed=seed, batch_size=batch_size)
     return run_to_end(pgd_steps(model, images, labels, threat, steps=steps), progress)
@@ -58,7 +58,9 @@ def pgd_steps(
             state.attack_batch("pgd", network, chosen, images, labels, partial(_run, network, threat, steps))
             attacked = state.counts["pgd"].attacked
             yield state.progress("pgd", state.seconds * (len(state.targets) - attacked) / attacked)
-    return state.record(images, threat, attack="PGD", version=f"{steps} steps", package="ttsv", targets={})
+    return state.record(
+        images, threat, attack="PGD", version=f"{steps} steps along log-odds", package="ttsv", targets={}
+    )
 
 
 def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size: int) -> AttackState:
@@ -82,7 +84,8 @@ def _run(network: AttackedNetwork, threat: Threat, steps: int, x: Tensor, y: Ten
         at = found.clone().requires_grad_()
         with torch.enable_grad():
             logits = network(at)
-            (gradient,) = torch.autograd.grad(functional.cross_entropy(logits, y, reduction="sum"), at)
+            # The direction, which is all that counts, is the cross-entropy's, which loses it where the network is sure.
+            (gradient,) = torch.autograd.grad(odds_against(logits, y).sum(), at)
         moved = found + 2.5 * eps / steps * (gradient.sign() if norm == "Linf" else _direction(gradient, norm))
         moved = (x + _project(moved - x, eps, norm)).clamp(0, 1)
         standing = (logits.argmax(1) == y).view(-1, 1, 1, 1)

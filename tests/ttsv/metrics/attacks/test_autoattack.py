@@ -455,6 +455,20 @@ def test_exact_radii_of_a_linear_network(norm: str) -> None:
     assert not quick.robust[exact < eps / 2].any()
 
 
+@pytest.mark.parametrize("norm", ["L2", "Linf"])
+def test_pgd_is_no_weaker_where_the_network_is_sure(norm: str) -> None:
+    model = copy.deepcopy(trained(linear))
+    images = 0.5 + 0.05 * (digits()[0][:40] - 0.5)
+    labels = model(images).argmax(1)
+    exact = radii(model, images, labels, norm)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e4)  # the same classes with the same boundaries
+    found = pgd(model, images, labels, norm=norm, eps=float(exact.quantile(0.4)))
+    assert not found.robust[exact < exact.quantile(0.4) / 2].any()
+    assert (exact < exact.quantile(0.4) / 2).any()
+
+
 class Constant(nn.Module):
     """Does not look at the image, and hands out its own parameter."""
 
