@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from ttsv.errors import ConfigError
@@ -67,6 +68,7 @@ def network(
         compiled = re.compile(re.escape(pattern) if expression is None else expression)
         listed = (pattern,) if names is None else names
         _FAMILIES[pattern] = Family(pattern, listed, compiled, where, function)
+        name_fix.cache_clear()
         return function
 
     return register
@@ -77,6 +79,7 @@ def families() -> tuple[Family, ...]:
     return tuple(_FAMILIES.values())
 
 
+@lru_cache  # each of ten thousand trials of a grid asks it of one of few names
 def name_fix(name: str) -> str | None:
     """What would be right for a name that no network has, or None for one that a network has."""
     if any(family.parse(name) is not None for family in families()):
