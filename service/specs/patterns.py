@@ -1,8 +1,8 @@
 """What texts of requests must look like: a pattern, which is in the API's schema, and the same in words, for people."""
 
-_BREAKING = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+_BREAKING = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufffe\uffff"
 PRINTABLE = rf"^[^{_BREAKING}]*$"
-"""No control characters, and none that break lines or turn the direction of what follows."""
+"""No control characters, none that break lines or turn the direction of what follows, and none that no XML takes."""
 NAME = rf"^[^{_BREAKING}]*[^\s\u200b-\u200f\u2060\ufeff{_BREAKING}][^{_BREAKING}]*$"
 """The same, and in it something that is seen: neither a space nor without width."""
 LONGEST_NAME = 100

@@ -55,6 +55,7 @@ def said(response: Any) -> dict[str, str]:
         ({"notes": 7}, "notes", "must be a text, not 7"),
         ({"name": ""}, "name", 'must have at least 1 characters, not ""'),
         ({"name": "a\u202eb"}, "name", "must be without control characters, and without such as break lines or turn"),
+        ({"name": "a\uffffb"}, "name", "must be without control characters, and without such as break lines or turn"),
         ({"tags": ["a b"]}, "tags[0]", "must be a letter or digit, then up to 63 letters, digits and ._:/+-, without"),
         ({"notes": "\0"}, "notes", "must be without null characters"),
     ],
