@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No power is lost here, and what these processes write dies with them: the disk need not be waited for, which takes a
 # tenth of the time. Kills lose nothing either way, and the processes that are killed are others.
-os.fsync = lambda _file: None
+os.fsync = lambda fd: None
 
 # Some virtual machines show AMX and let no process use it: bf16 products would end the test run.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")

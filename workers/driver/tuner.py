@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +76,7 @@ class Passes:
         self._run, self._recorder = run, recorder
         self._watchdog: Watchdog | None = None
         self._allowed: tuple[int, Mapping[str, int]] = sys.maxsize, {}
+        self._allowing = Lock()  # else a pass that begins could put what was allowed before over what is now
 
     def refuse(self, trial_id: int) -> None:
         """Ends a trial that must not run."""
@@ -83,14 +85,16 @@ class Passes:
 
     def allow(self, most: int, staying: Mapping[str, int]) -> None:
         """Has trials give way, so that no more than so many run, and on some nodes no more than so many stay."""
-        self._allowed = most, staying
-        if self._watchdog is not None:
-            self._watchdog.allow(most, staying)
+        with self._allowing:
+            self._allowed = most, staying
+            if self._watchdog is not None:
+                self._watchdog.allow(most, staying)
 
     def run(self, work: Pass) -> None:
         """Runs what there is: each trial reports its end or loses its process."""
-        self._watchdog = Watchdog(work.spec.timeout_seconds, work.spec.hung_after, self._judge)
-        self._watchdog.allow(*self._allowed)
+        with self._allowing:
+            self._watchdog = Watchdog(work.spec.timeout_seconds, work.spec.hung_after, self._judge)
+            self._watchdog.allow(*self._allowed)
         self._watchdog.start()
         storage = work.home.storage
         stored = None if storage is None else Verification(open_storage(storage), self._recorder)
