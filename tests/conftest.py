@@ -32,8 +32,8 @@ settings.load_profile(PROFILE)
 # burn what the others need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No power is lost here, and what these processes write dies with them: the disk need not be waited for, which takes a
-# tenth of the time. Kills lose nothing either way, and the processes that are killed are others.
+# No power is lost here, and what these processes write dies with them: the disk need not be waited for. Kills lose
+# nothing either way, and the processes that are killed are others.
 os.fsync = lambda fd: None
 
 # Some virtual machines show AMX and let no process use it: bf16 products would end the test run.
