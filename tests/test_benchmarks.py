@@ -42,7 +42,6 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     kept = RECORDS.read_text()
@@ -69,7 +68,6 @@ for script in sys.argv[1:]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_quick_runs_of_one_process_print_figures_and_keep_no_record() -> None:
     """All that take but seconds, one after the other: most of what one by itself costs is to load torch."""
     kept = RECORDS.read_text()
@@ -213,7 +211,6 @@ def test_a_record_is_one_compact_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", ["gpu"], indirect=True)
 def test_parts_that_fail_are_noted_and_the_others_go_on(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -238,7 +235,6 @@ def test_no_part_is_begun_without_time(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", ["gpu"], indirect=True)
 def test_processes_share_a_card_under_mps_where_that_is_installed(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -291,7 +287,6 @@ def LipNet_n(kind, in_channels, num_blocks, num_classes, **rest):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", ["gpu"], indirect=True)
 def test_a_gpu_that_is_pretended_is_measured_beside_the_authors_code(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,7 +39,7 @@ RUN = (*SHELL, "python")
 NO_RUN = "no-run"
 MOST_SECONDS = 400
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ class Tab:
 
     def until(self, expression: str, argument: Any = None) -> None:
         """Waits until it is true in the page. (Playwright's own waiting asks for `eval`, which the policy forbids.)"""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         pause = 10.0
         while not self.page.evaluate(expression, argument):
             assert time.monotonic() < end, expression
@@ -200,7 +200,7 @@ class Tab:
 
     def quiet(self, seconds: float) -> None:
         """Waits for so long a time in which the page asks for nothing; one that never leaves off fails."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         count, since = -1, 0.0
         while True:
             if len(self.asked) != count:
@@ -225,7 +225,7 @@ class Pages:
         """Another page, which shares nothing with those that are there."""
         context = self.browser.new_context(java_script_enabled=script, reduced_motion="reduce")
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         return page
 
     def take(self, *, script: bool) -> Any:

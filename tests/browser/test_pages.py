@@ -113,8 +113,11 @@ class TestCurves:
         page.keyboard.press("ArrowRight")
         said = page.locator(".curves-panel .readout")
         assert said.inner_text().startswith("epoch 2;")
-        for _ in range(8):
-            page.keyboard.press("Shift+ArrowRight")
+        for scheme in ("dark", "light"):  # all is drawn anew meanwhile
+            for _ in range(4):
+                page.keyboard.press("Shift+ArrowRight")
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_function(f"() => matchMedia('(prefers-color-scheme: {scheme})').matches")
         assert said.inner_text().startswith("from 2 to 10: Enter zooms; epoch 10;")
         page.keyboard.press("Enter")
         page.wait_for_selector(".curves-figure[data-zoomed='x']")

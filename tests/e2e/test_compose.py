@@ -388,7 +388,6 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
     assert node.run("secret").returncode == 0
     password = node.secret / "password"

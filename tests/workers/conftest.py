@@ -32,8 +32,11 @@ ROOT = HERE.parents[1]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
-    """The condition's first true value. The longer it takes the rarer is asked: to look at all processes costs much."""
-    deadline = time.monotonic() + seconds
+    """The condition's first true value. The longer it takes the rarer is asked: to look at all processes costs much.
+
+    A minute or more is no demand but patience, of which a machine that has much else to do gets more.
+    """
+    deadline = time.monotonic() + (seconds if seconds < 60 else 3 * seconds)
     pause = 0.05
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"

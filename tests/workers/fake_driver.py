@@ -1,8 +1,9 @@
 """A driver whose trials only sleep: `training.lr` is the length of an epoch in seconds.
 
 The nearer `training.weight_decay` is to 0.3 the better they are. Some seeds misbehave; trials with seeds from 2000 on
-wait until two have begun. Each trial leaves its process id in `pid` and the epochs it trained in `trained`; the state
-that it trains on, in its checkpoint and at last its network, is a hash chain: it shows every lost or doubled epoch.
+wait until two have begun, those from 3000 on, after an epoch, for the file that `TRIALS_GATE` names. Each trial leaves
+its process id in `pid` and the epochs it trained in `trained`; the state that it trains on, in its checkpoint and at
+last its network, is a hash chain: it shows every lost or doubled epoch.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ def run_trial(
     if checkpoint.exists():
         number, chain = checkpoint.read_text().split()
         done = int(number)
-    while config.seed >= 2000 and len(list(folder.parents[1].glob("*/*/pid"))) < 2:
+    while 2000 <= config.seed < 3000 and len(list(folder.parents[1].glob("*/*/pid"))) < 2:
         time.sleep(0.05)
     if config.seed == 1001:
         raise DivergedError("the loss is nan")
@@ -44,6 +45,8 @@ def run_trial(
     if config.seed == 1002:
         raise RuntimeError("a bug")
     for epoch in range(done + 1, config.training.epochs + 1) if source is None else ():
+        while config.seed >= 3000 and epoch > 1 and not Path(os.environ["TRIALS_GATE"]).exists():
+            time.sleep(0.05)
         time.sleep(3600 if config.seed == 1004 else config.training.lr)
         chain = hashlib.sha256(f"{chain} {epoch}".encode()).hexdigest()
         with (folder / "trained").open("a") as file:

@@ -88,13 +88,19 @@ export class Charts {
     if (this.stale) return;
     const held = this.plots.findIndex(({ root }) => root === document.activeElement);
     const x = this.plots[held]?.data[0][this.plots[held].cursor.idx];
+    const from = this.marking === this.plots[held] && this.marked !== null ? this.marking.data[0][this.from] : null;
     this.drawAll();
     if (this.zoom) for (const plot of this.plots) plot.setScale("x", this.zoom);
     const plot = this.plots[held];
     if (plot === undefined) return;
-    // Keys go on where they were, once it is drawn.
+    // Keys go on where they were, and what they have marked is marked, once it is drawn.
     plot.root.focus({ preventScroll: true });
-    if (plot.data[0].includes(x)) queueMicrotask(() => plot.setCursor({ left: plot.valToPos(x, "x"), top: plot.over.clientHeight / 3 }));
+    const xs = plot.data[0];
+    if (!xs.includes(x)) return;
+    queueMicrotask(() => {
+      plot.setCursor({ left: plot.valToPos(x, "x"), top: plot.over.clientHeight / 3 });
+      if (xs.includes(from)) this.mark(plot, [xs.indexOf(from), xs.indexOf(x)]);
+    });
   }
 
   /** Takes all charts away. */

@@ -113,7 +113,6 @@ def test_gradients_are_traced_too(kind: str) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("c++") is None, reason="takes a C++ compiler")
 def test_generated_code_gives_the_same_numbers() -> None:
     compiles(layer_of("tt", "free"), (6, 6, 6), "inductor")

@@ -15,7 +15,7 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.deep

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from tests.workers.conftest import Lab, Machines
 
 ROOT = Path(__file__).parents[3]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, machines: Machines) -> None:
-    worker = lab.start_worker()
+    gate = machines.folder / "gate"
+    worker = lab.start_worker(TRIALS_GATE=str(gate))
     lab.wait_for((lab.data_dir / "token").exists)
     shutil.copy(lab.data_dir / "token", machines.token)
     own = machines.folder / "own"
-    node = machines.start("node", TTSV_DATA_DIR=str(own))
+    node = machines.start("node", TTSV_DATA_DIR=str(own), TRIALS_GATE=str(gate))
     lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
 
     save_images(lab.data_dir / "datasets" / "mine.npz")
@@ -49,8 +50,9 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     lab.assert_whole(whole)
     assert_served(lab, whole)
 
-    both = [lab.post([seed], epochs=60, seconds=0.5) for seed in (2, 3)]
+    both = [lab.post([seed], epochs=60, seconds=0.5) for seed in (3000, 3001)]
     pids: dict[int, int] = lab.wait_for(lambda: two(lab.pids(both[0]) | lab.pids(both[1])), 180)
+    gate.touch()  # neither is over before the other has begun, however long its process takes
     there = {process.pid for process in machines.processes()}
     (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
     moves, stays = sorted(both, key=lambda experiment_id: lab.trials(experiment_id)[0].id != away)

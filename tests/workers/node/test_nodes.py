@@ -101,7 +101,7 @@ def both(pids: dict[int, int]) -> dict[int, int] | None:
     return pids if len(pids) == 2 else None
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.deep
 def test_nothing_begins_on_a_node_that_does_not_fit_any_more(lab: Lab, machines: Machines) -> None:
     """Ray itself would: its place is the only one that is free. What fits again is used again."""

@@ -74,7 +74,7 @@ def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> No
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_who_finds_too_little_memory_on_a_shared_card_runs_again_alone_and_once(lab: Lab) -> None:
     """Two share the card of a machine, with its others at work; the driver of the experiment is killed meanwhile."""
     lab.settings |= {"TTSV_WORKER_CPUS": "2", "TTSV_WORKER_GPUS": "1", "TTSV_LEASE_SECONDS": "60"}

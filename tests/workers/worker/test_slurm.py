@@ -32,7 +32,7 @@ MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun") 
 pytestmark = [
     pytest.mark.deep,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)} (apt-get install slurmctld slurmd munge)"),
     pytest.mark.skipif(os.geteuid() != 0, reason="the daemons of Slurm run as root"),
 ]
