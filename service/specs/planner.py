@@ -4,7 +4,6 @@ An axis of such a field is a mistake that would go unseen.
 """
 
 import dataclasses
-import json
 import operator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -130,7 +129,7 @@ class Planner:
         top: dict[str, FieldValue] = {}
         nested: dict[str, dict[str, FieldValue]] = {}
         for path, value in fields.items():
-            part, _, name = path.rpartition(".")
+            part, name = _PLACES[path]
             (nested.setdefault(part, {}) if part else top)[name] = value
         values: dict[str, Any] = {**top, **{name: self._part(name, inner) for name, inner in nested.items()}}
         given = TrialConfig(**values)
@@ -180,6 +179,8 @@ _PARTS: dict[str, type[Checked]] = {
 
 
 _DEFAULTS = {path: info.default for path, info in field_infos().items()}
+_PLACES = {path: (path.rpartition(".")[0], path.rpartition(".")[2]) for path in field_infos()}
+"""Path -> the part that has the field, empty for the trial itself, and the field's name there."""
 
 
 def _is_set(config: TrialConfig, path: str) -> bool:
@@ -188,7 +189,7 @@ def _is_set(config: TrialConfig, path: str) -> bool:
 
 def _key(fields: FieldValues) -> str:
     """Tells fields apart: by order and type too, which costs a duplicate and no more."""
-    return json.dumps(fields)
+    return repr(fields)
 
 
 _NEEDS = {

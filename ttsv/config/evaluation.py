@@ -81,19 +81,20 @@ class EvaluationConfig(Checked):
     def canonical(self) -> "EvaluationConfig":
         """The same evaluation with every field that has no effect set to its default."""
         unused: list[str] = []
+        attacks, searches = self.attacks, self.lipschitz_methods
         if self.batch_size is None:
             unused += ["batch_size"]
-        if not self.attacks:
+        if not attacks:
             unused += ["attack_norm", "attack_eps", "attack_images", "batch_size"]
-        if "autoattack" not in self.attacks:
+        if "autoattack" not in attacks:
             unused += ["attack_version"]
         if self.corruptions == "none":
             unused += ["corruption_images"]
         if not self.certified:
             unused += ["radii"]
-        if not self.lipschitz_methods:
+        if not searches:
             unused += ["lipschitz_images"]
-        if not self.attacks and not self.lipschitz_methods and self.corruptions != "generated":
+        if not attacks and not searches and self.corruptions != "generated":
             unused += ["seed"]
         return at_default(self, unused)
 

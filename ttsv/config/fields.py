@@ -13,6 +13,7 @@ import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ttsv.errors import ConfigError
@@ -224,11 +225,13 @@ class Checked:
     path: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, field in _parts_and_fields(type(self)).items():
-            value = getattr(self, name)
+        layout, values = _layout(type(self)), vars(self)
+        for name, default in layout.defaults.items():
+            value = values[name]
+            if value is default:  # most are, in each of the ten thousand trials of a grid
+                continue
+            field = layout.fields[name]
             if isinstance(field, FieldInfo):
-                if value is field.default:  # most are, in each of the ten thousand trials of a grid
-                    continue
                 parsed = field.parse(value)
                 if parsed is not value:
                     object.__setattr__(self, name, parsed)
@@ -239,13 +242,21 @@ class Checked:
 _Part = TypeVar("_Part", bound=Checked)
 
 
-_KNOWN: dict[type[Checked], dict[str, FieldInfo | type[Checked]]] = {}
+@dataclass(frozen=True)
+class _Layout:
+    """By name what each field of a configuration is, or the class of the nested part, and its default.
+
+    `required` have none; `unlike_json` are the nested parts and the tuples.
+    """
+
+    fields: Mapping[str, FieldInfo | type[Checked]]
+    defaults: Mapping[str, Any]
+    required: tuple[FieldInfo, ...]
+    unlike_json: tuple[str, ...]
 
 
-def _parts_and_fields(cls: type[Checked]) -> dict[str, FieldInfo | type[Checked]]:
-    """Name -> what the field is, or the class of the nested part."""
-    if cls in _KNOWN:
-        return _KNOWN[cls]
+@cache
+def _layout(cls: type[Checked]) -> _Layout:
     hints = typing.get_type_hints(cls)
     found: dict[str, FieldInfo | type[Checked]] = {}
     for f in dataclasses.fields(cls):
@@ -263,21 +274,27 @@ def _parts_and_fields(cls: type[Checked]) -> dict[str, FieldInfo | type[Checked]
             default=f.default,
             element=typing.get_args(hint)[0] if listed else None,
         )
-    _KNOWN[cls] = found
-    return found
+    infos = {name: info for name, info in found.items() if isinstance(info, FieldInfo)}
+    return _Layout(
+        fields=found,
+        defaults={f.name: f.default for f in dataclasses.fields(cls)},
+        required=tuple(info for info in infos.values() if info.default is dataclasses.MISSING),
+        unlike_json=tuple(name for name in found if name not in infos or infos[name].element is not None),
+    )
 
 
 def walk(cls: type[Checked]) -> dict[str, FieldInfo]:
     """Dotted path -> every field of a configuration and its parts."""
     found: dict[str, FieldInfo] = {}
-    for part in _parts_and_fields(cls).values():
+    for part in _layout(cls).fields.values():
         found |= {part.path: part} if isinstance(part, FieldInfo) else walk(part)
     return found
 
 
 def build(cls: type[_Part], data: Any) -> _Part:
     """Makes a configuration of nested plain data, defaults for what is left out. Raises `ConfigError`."""
-    known = _parts_and_fields(cls)
+    layout = _layout(cls)
+    known = layout.fields
     if not isinstance(data, dict):
         raise ConfigError(cls.path.rstrip("."), data, f"must be an object with {', '.join(known)}")
     values: dict[str, object] = {}
@@ -286,52 +303,41 @@ def build(cls: type[_Part], data: Any) -> _Part:
             raise ConfigError(f"{cls.path}{name}", value, f"unknown; the fields here are {', '.join(known)}")
         field = known[name]
         values[name] = value if isinstance(field, FieldInfo) else build(field, value)
-    for name, field in known.items():
-        if isinstance(field, FieldInfo) and field.default is dataclasses.MISSING and name not in values:
+    for field in layout.required:
+        if field.path.rpartition(".")[2] not in values:
             raise ConfigError(field.path, None, "is required")
     return cls(**values)
 
 
 def changed(part: _Part, **values: Any) -> _Part:
     """`dataclasses.replace`, but the very part where nothing changes."""
-    real = {name: value for name, value in values.items() if getattr(part, name) != value}
+    own = vars(part)
+    # (Parts compare all their fields; most are the very default.)
+    real = {name: value for name, value in values.items() if own[name] is not value and own[name] != value}
     return dataclasses.replace(part, **real) if real else part
 
 
 def at_default(part: _Part, names: Iterable[str], **values: Any) -> _Part:
     """The part with the named fields at their defaults, and others at `values`."""
-    defaults = _defaults(type(part))
-    return changed(part, **{name: defaults[name] for name in names} | values)
-
-
-_DEFAULTS: dict[type[Checked], Mapping[str, Any]] = {}
-
-
-def _defaults(cls: type[Checked]) -> Mapping[str, Any]:
-    """Name -> default of every field and nested part."""
-    if cls not in _DEFAULTS:
-        _DEFAULTS[cls] = {field.name: field.default for field in dataclasses.fields(cls)}
-    return _DEFAULTS[cls]
+    own, defaults = vars(part), _layout(type(part)).defaults
+    return changed(part, **{name: defaults[name] for name in names if own[name] is not defaults[name]} | values)
 
 
 def plain(part: Checked) -> TrialFields:
     """Every field as nested plain data, JSON-ready."""
-    found: dict[str, Any] = {}  # as deep as the parts are
-    for name, field in _parts_and_fields(type(part)).items():
-        value = getattr(part, name)
-        if not isinstance(field, FieldInfo):
-            value = plain(value)
-        elif type(value) is tuple:
-            value = list(value)
-        found[name] = value
+    found = dict(vars(part))  # in the order of the fields, which is that in which they were set
+    for name in _layout(type(part)).unlike_json:
+        value = found[name]
+        found[name] = list(value) if type(value) is tuple else plain(value)
     return found
 
 
 def differing(part: Checked) -> TrialFields:
     """The fields whose values are not their defaults, as nested plain data."""
     found: dict[str, Any] = {}  # as deep as the parts are
-    for name, default in _defaults(type(part)).items():
-        value = getattr(part, name)
+    own = vars(part)
+    for name, default in _layout(type(part)).defaults.items():
+        value = own[name]
         if value is default:
             continue
         if isinstance(value, Checked):
@@ -344,5 +350,7 @@ def differing(part: Checked) -> TrialFields:
 
 def digest(data: Mapping[str, object]) -> str:
     """SHA-256 (hex) of plain data, whatever the order of its keys."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_IN_ORDER.encode(data).encode()).hexdigest()
+
+
+_IN_ORDER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
