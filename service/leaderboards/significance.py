@@ -54,9 +54,7 @@ def _judged(known: Sequence[int], columns: _Columns, metric: Metric, judged: int
     counts, means, stds = columns
     sign = -1 if metric.more_is_better else 1
     unit = unit_of(metric, means)
-    # One seed alone decides nothing here, however large its value.
-    several = means if None not in stds else [mean for mean, std in zip(means, stds, strict=True) if std is not None]
-    scale = _scale(several, stds)
+    scale = _scale(means, stds)
     form, factor = f".{unit.decimals}f", sign * unit.factor / scale
     # Means further apart than the last digit printed, which tells most without printing them.
     visible = 1.001 * 10.0**-unit.decimals / abs(factor)

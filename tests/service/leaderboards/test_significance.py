@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.leaderboards.metrics import Measure, Metric, spread
+from service.leaderboards.metrics import Measure, Metric, spread, unit_of
 from service.leaderboards.significance import LEVEL, chance, unbeaten
 from tests.lazily import lazily
 
@@ -59,13 +59,14 @@ def of(*values: float) -> Measure:
 
 
 def compared_each(rows: list[Measure], metric: Metric) -> list[int]:
-    """Those that no other beats, each compared with each."""
-    sign = 1 if metric.more_is_better else -1
-    found = [
-        index
-        for index, one in enumerate(rows)
-        if not any(sign * other.mean > sign * one.mean and chance(one, other) < LEVEL for other in rows)
-    ]
+    """Those that no other beats, each compared with each and by what is printed of them."""
+    sign, unit = 1 if metric.more_is_better else -1, unit_of(metric, [one.mean for one in rows])
+
+    def beats(one: Measure, other: Measure) -> bool:
+        apart = [f"{row.mean * unit.factor:.{unit.decimals}f}" for row in (one, other)]
+        return sign * one.mean > sign * other.mean and apart[0] != apart[1] and chance(one, other) < LEVEL
+
+    found = [index for index, one in enumerate(rows) if not any(beats(other, one) for other in rows)]
     return found if len(found) < len(rows) else []
 
 
@@ -183,6 +184,31 @@ class TestUnbeaten:
     def test_a_difference_that_is_not_printed_is_none(self) -> None:
         rows = [of(0.5, 0.5), of(0.50001, 0.50001), of(0.25, 0.25)]
         assert unbeaten(rows, Metric.ACCURACY) == [0, 1]  # of 50.00 % and 50.00 %
+
+    @pytest.mark.parametrize(
+        ("metric", "least", "digit"),
+        [
+            (Metric.ACCURACY, 0.5, 1e-4),
+            (Metric.LIPSCHITZ_BOUND, 2e3, 1e-4),
+            (Metric.LIPSCHITZ_BOUND, 0.1, 1e-4),
+            (Metric.PARAMETERS, 2e6, 1e3),
+        ],
+    )
+    @given(
+        places=st.lists(st.integers(0, 40), min_size=2, max_size=6),
+        share=st.sampled_from([0.0, 1e-3, 0.05]),
+        seeds=st.integers(2, 9),
+    )
+    @example(places=[5, 14, 40], share=0.0, seeds=2)  # nine tenths of a digit apart, and printed alike
+    @example(places=[4, 6, 40], share=0.0, seeds=2)  # two tenths, and printed otherwise
+    def test_what_is_printed_alike_is_no_difference(
+        self, metric: Metric, least: float, digit: float, places: list[int], share: float, seeds: int
+    ) -> None:
+        """Whatever lies between two means: a digit or less."""
+        assert digit == pytest.approx(10.0 ** -unit_of(metric, [least]).decimals / unit_of(metric, [least]).factor)
+        means = [least + digit * (place / 10 + 0.003) for place in places]
+        rows = [Measure(seeds, mean, share * digit, mean, mean) for mean in means]
+        assert unbeaten(rows, metric) == compared_each(rows, metric)
 
     def test_counts_of_small_networks_are_printed_whole(self) -> None:
         assert unbeaten([of(12_345, 12_345), of(12_400, 12_400), of(12_900, 12_900)], Metric.PARAMETERS) == [0]
