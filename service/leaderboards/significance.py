@@ -85,7 +85,7 @@ def _judged(known: Sequence[int], columns: _Columns, metric: Metric, judged: int
     rows.sort()
     # What is printed rises as the means do: nothing between two that are printed alike is printed otherwise.
     if printed(rows[0][0]) == printed(rows[-1][0]):
-        return [index for index in sorted(row[-1] for row in rows) if index < judged], False
+        return [row[-1] for row in rows], False
     found, some_beaten = [], False
     first, first_error, first_freedom, _ = rows[0]
     leading = {first_freedom: [rows[0]]}

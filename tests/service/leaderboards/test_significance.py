@@ -153,7 +153,7 @@ class TestUnbeaten:
         """Such is the bound of a network without constraints: beside it squares of the others are below float64."""
         far = of(1.0 * 10.0**power, 1.25 * 10.0**power)
         rows = [of(1.0, 1.001), of(2.0, 2.001), of(2.5, 4.0), of(0.0, 1e-9), of(1e-9, 2e-9)]
-        for others in (rows, rows[:3]):
+        for others in (rows, rows[:3], rows[:2]):
             expected = compared_each(others, Metric.LIPSCHITZ_BOUND)
             for judged in range(1, len(others) + 1):
                 found = unbeaten([*others, far], Metric.LIPSCHITZ_BOUND, judged)
@@ -167,7 +167,7 @@ class TestUnbeaten:
                 st.integers(2, 5),
                 st.integers(1, 4),
                 st.sampled_from([0.0, 1e-3, 0.3, 1.0]),
-                st.sampled_from([0, 0, 100, 121, 140, 155, 160, 300]),
+                st.sampled_from([0, 0, 100, 121, 140, 155, 160, 161, 300]),
             ),
             min_size=1,
             max_size=8,
@@ -176,6 +176,17 @@ class TestUnbeaten:
     )
     def test_whatever_lies_between_is_each_compared_with_each(self, rows: list[Measure], metric: Metric) -> None:
         assert unbeaten(rows, metric) == compared_each(rows, metric)
+
+    def test_one_that_is_far_from_all_makes_no_difference(self) -> None:
+        """Squares of the others' errors may be rounded to nothing where those of their differences are not."""
+        far = of(1e161, 1.25e161)
+        for mean in (1.1, 1.2, 1.3, 1.4):
+            for std in (0.2, 0.3, 0.4):
+                rows = [Measure(3, 1.0, std, 0, 0), Measure(3, mean, std, 0, 0), far]
+                assert unbeaten(rows, Metric.LIPSCHITZ_BOUND) == compared_each(rows, Metric.LIPSCHITZ_BOUND), rows
+
+    def test_nothing_is_better_than_no_error(self) -> None:
+        assert unbeaten([of(0.0, 0.0), of(0.5, 0.51)], Metric.ECE) == [0]
 
     def test_nothing_where_all_are_alike(self) -> None:
         assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
