@@ -2,8 +2,10 @@
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -176,6 +178,34 @@ class TestPage:
         rows = page.locator(".spectra-panel table tbody tr")
         assert rows.count() == len(compared.LAYERS)
         assert re.fullmatch(r"\d\.\d{4} to 1\.0000", rows.first.locator("td").first.inner_text())
+        tab.complaints.clear()  # the console tells of what had no answer
+
+    def test_while_the_service_is_away_it_says_so_and_asks_ever_less(
+        self, beside: Site, browse: Callable[..., Tab]
+    ) -> None:
+        tab = browse("about:blank")
+        page, asked = tab.page, list[float]()
+
+        def none(route: Any) -> None:
+            asked.append(time.monotonic())
+            route.abort()
+
+        page.route("**/v1/trials/6?*", none)
+        page.route("**/v1/curves?*", lambda route: route.abort())
+        tab.go(f"{beside.url}/compare?trials=1,6")
+        page.locator(".curves-problem:has-text('does not answer')").wait_for()
+        said = page.locator(".spectra-problem")
+        said.wait_for()
+        assert said.inner_text().startswith("The service does not answer. It is asked again")
+        with page.expect_event("requestfailed", lambda request: "/v1/trials/6" in request.url):
+            pass
+        assert asked[2] - asked[1] > 1.5 * (asked[1] - asked[0]) > 2
+        page.unroute("**/v1/trials/6?*")
+        page.unroute("**/v1/curves?*")
+        page.wait_for_selector(f"{CURVES}[data-drawn='4']")
+        page.wait_for_selector(f"{SPECTRA}[data-drawn='{len(compared.LAYERS)}']")
+        assert not said.is_visible()
+        assert not page.locator(".curves-problem").is_visible()
         tab.complaints.clear()  # the console tells of what had no answer
 
     def test_seeds_of_cells_are_bands(self, beside: Site, browse: Callable[..., Tab]) -> None:

@@ -133,6 +133,7 @@ def test_what_has_no_answer_for_a_moment_is_asked_for_again(shown: Site, browse:
     page = tab.page
     picture = page.locator(".picture[data-picture=corruptions]")
     answered = "() => document.querySelector('.picture[data-picture=corruptions]').dataset.drawn !== undefined"
+    page.route("**/v1/curves?*", lambda route: route.fulfill(status=503), times=2)
     page.route("**/v1/trials/1/result", lambda route: route.fulfill(status=503))
     with page.expect_response("**/v1/trials/1/result"):
         tab.go(f"{shown.url}/trials/1#robustness")
@@ -147,6 +148,7 @@ def test_what_has_no_answer_for_a_moment_is_asked_for_again(shown: Site, browse:
         pass
     assert again.value.status == 200
     assert picture.is_visible()
+    tab.until("() => !document.querySelector('.trial-curves').hidden")
     tab.complaints.clear()  # the console tells of what had no answer
 
 

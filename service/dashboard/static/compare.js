@@ -1,21 +1,28 @@
 // The singular values of the sides of a comparison laid over each other, a chart for each layer.
 import { CurveView } from "/static/curves.js";
-import { isAway } from "/static/request.js";
+import { isAway, patience } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour } from "/static/theme.js";
 
 const MOST_LAYERS = 48;
-const AGAIN = 2000; // after which is asked again where the service did not answer
 
 const panel = document.querySelector(".spectra-panel");
+const problem = panel?.querySelector(".spectra-problem");
 
-/** What the service answers; throws where it refuses. Where it is away for a moment it is asked again. */
+/** Says what is wrong; nothing where it is "". */
+function say(words) {
+  problem.textContent = words;
+  problem.hidden = words === "";
+}
+
+/** What the service answers; throws where it refuses. Where it is away it is asked again, and that said where it lasts. */
 async function read(address) {
-  for (;;) {
+  for (let missed = 1; ; missed += 1) {
     const response = await fetch(address, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
     if (response?.ok) return response.json();
     if (!isAway(response)) throw new Error(response.statusText);
-    await new Promise((done) => setTimeout(done, AGAIN));
+    if (missed > 1) say("The service does not answer. It is asked again, and singular values are drawn once it does.");
+    await new Promise((done) => setTimeout(done, patience(missed)));
   }
 }
 
@@ -58,7 +65,6 @@ function asCurves(sides, found) {
 
 async function setUp() {
   const figure = panel.querySelector(".curves-figure");
-  const problem = panel.querySelector(".spectra-problem");
   const sides = JSON.parse(panel.dataset.sides);
   const found = await Promise.all(
     sides.map(({ layers_of: trial }) => (trial === null ? null : spectra(trial).catch(() => null))),
@@ -66,8 +72,7 @@ async function setUp() {
   const names = (which) => sides.filter((side, index) => found[index] === null && which(side)).map(({ name }) => name).join("; ");
   const [kept, done] = [names(({ layers_of: trial }) => trial !== null), names(({ layers_of: trial }) => trial === null)];
   const said = [done && `Without a result yet: ${done}.`, kept && `Without a file of all singular values: ${kept}.`];
-  problem.textContent = said.filter(Boolean).join(" ");
-  problem.hidden = problem.textContent === "";
+  say(said.filter(Boolean).join(" "));
   figure.hidden = found.every((one) => one === null);
   if (figure.hidden) return;
   const { lines, data } = asCurves(sides, found);

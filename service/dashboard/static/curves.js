@@ -2,7 +2,7 @@
 import { AROUND, Charts, axis, clear } from "/static/charts.js";
 import { said, short, ticks } from "/static/numbers.js";
 import { read } from "/static/paper.js";
-import { element } from "/static/request.js";
+import { element, isAway } from "/static/request.js";
 import { csv, save } from "/static/save.js";
 import { colour, fitted, isDark, palette, viridis } from "/static/theme.js";
 
@@ -497,10 +497,10 @@ export class CurveView extends Charts {
   }
 }
 
-/** Reads curves, or says why there are none to be had now. */
+/** Reads curves, or says why there are none to be had now; where the service is `away` they may be soon. */
 export async function readCurves(query, points = POINTS) {
   const { status, answer } = await read(`/v1/curves?points=${points}&${query}`);
-  if (status === 0) throw new Error("The service does not answer. Does it run?");
-  if (status !== 200) throw new Error(answer?.detail ?? "The service refused.");
-  return answer;
+  if (status === 200) return answer;
+  const words = status === 0 ? "The service does not answer. Does it run?" : (answer?.detail ?? "The service refused.");
+  throw Object.assign(new Error(words), { away: isAway({ status }) });
 }

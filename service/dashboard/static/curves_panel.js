@@ -1,6 +1,7 @@
 // Where pages have curves: with a form that says which and how, on a trial's page those of the trial.
 import { CurveView, measuredOn, readCurves } from "/static/curves.js";
 import { onPaper } from "/static/paper.js";
+import { patience } from "/static/request.js";
 import { fileName } from "/static/save.js";
 
 const AGAIN = 5000;
@@ -20,6 +21,7 @@ function setUp(panel) {
   let curves = null; // what was answered to it
   let stale = false; // there may be more of it by now, or it had no answer
   let wanted = 0;
+  let missed = 0; // answers in a row that did not come
 
   /** Says what is wrong with what is wanted, and whether the figure is of that. */
   function say(words, there) {
@@ -68,6 +70,7 @@ function setUp(panel) {
       const data = await readCurves(next);
       if (mine !== wanted) return;
       ({ curves } = data);
+      missed = 0;
       drawn = curves.some((curve) => curve.epoch.length > 0) ? next : null;
       say(drawn === null ? "None of these trials has done an epoch yet." : "", drawn !== null);
       if (drawn !== null) view.show(data);
@@ -75,6 +78,9 @@ function setUp(panel) {
       if (mine !== wanted) return;
       stale = true;
       say(error.message, drawn === next); // those of others are none of these
+      if (!error.away) return;
+      missed += 1;
+      setTimeout(() => mine === wanted && here() && load(), patience(missed));
     } finally {
       if (mine === wanted) panel.removeAttribute("aria-busy");
     }
@@ -141,11 +147,17 @@ function ofTrial(figure) {
     metrics: charts.flatMap((chart) => chart.metrics).join(","),
   });
   let wanted = 0;
+  let missed = 0;
   const load = async () => {
     wanted += 1;
     const mine = wanted;
-    const data = await readCurves(query).catch(() => null);
+    const data = await readCurves(query).catch(({ away }) => (away ? undefined : null));
     if (mine !== wanted) return; // it got on meanwhile
+    missed = data === undefined ? missed + 1 : 0;
+    if (data === undefined) {
+      setTimeout(() => mine === wanted && load(), patience(missed)); // what was drawn stands meanwhile
+      return;
+    }
     const drawn = data !== null && data.curves[0].epoch.length > 0;
     figure.hidden = !drawn;
     document.getElementById("curves").hidden = drawn;

@@ -1,11 +1,10 @@
 // Keeps a page up to date by its stream: what changed is asked for, and nothing else. The server writes all HTML.
-import { element, isAway } from "/static/request.js";
+import { element, isAway, patience } from "/static/request.js";
 
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
 const MINUTE = 60000;
 const AGAIN = 2000; // after which is asked again where the service did not answer
-const SELDOM = 60000; // at least so often it is asked again for a stream that was refused
 const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
@@ -175,8 +174,8 @@ function listen(address, handlers, again) {
       miss();
       return;
     }
-    setTimeout(() => mine === source && again(), Math.min(SELDOM, AGAIN * 2 ** refusals));
     refusals += 1;
+    setTimeout(() => mine === source && again(), patience(refusals));
   });
 }
 

@@ -2,7 +2,7 @@
 import { init } from "/static/lib/echarts.js";
 import { grouped, said, short, tick } from "/static/numbers.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
-import { element, isAway } from "/static/request.js";
+import { element, isAway, patience } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, isDark, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -13,7 +13,6 @@ const GLYPHS = ["●", "■", "▲", "◆", "▼", "➤", "▣"]; // the same in
 const MOST_BARS = 1500;
 const MOST_AXES = 10;
 const KEYS = 40;
-const AGAIN = 2000; // milliseconds after which is asked again where the service did not answer
 
 const figure = document.querySelector(".plane-figure");
 const place = figure.querySelector(".canvas");
@@ -476,10 +475,11 @@ function offerAxes() {
   });
 }
 
-async function load() {
+async function load(missed = 0) {
   const response = await fetch(figure.dataset.source, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
   if (isAway(response)) {
-    setTimeout(load, AGAIN); // the service is away for a moment: the plane that it drew stands meanwhile
+    // The service is away for a moment: the plane that it drew stands meanwhile.
+    setTimeout(() => load(missed + 1), patience(missed + 1));
     return;
   }
   if (!response.ok) return;

@@ -29,6 +29,9 @@ export function isAway(answer) {
   return !answer || answer.status === 0 || answer.status === 429 || answer.status > 500;
 }
 
+/** Milliseconds to the next try after so many answers in a row that did not come: ever more, a minute at most. */
+export const patience = (missed) => Math.min(60_000, 1000 * 2 ** missed);
+
 /** An element with a text and children: names of others are texts here, never HTML. */
 export function element(name, text = "", children = [], attributes = {}) {
   const made = document.createElement(name);
