@@ -178,6 +178,18 @@ class Tab:
             self.page.wait_for_timeout(pause)
             pause = min(1.3 * pause, 100)  # to ask costs more than to wait
 
+    def to_screen(self, pixels: float) -> None:
+        """Moves the window, of a fresh page, to a screen of so many pixels to a point: all in sight is as fine."""
+        size = self.page.viewport_size
+        # Chromium tells of a screen that is made up only where the window's size is another, too.
+        values = {**size, "height": size["height"] + int(4 * pixels), "deviceScaleFactor": pixels, "mobile": False}
+        self.page.context.new_cdp_session(self.page).send("Emulation.setDeviceMetricsOverride", values)
+        self.until(
+            "pixels => devicePixelRatio === pixels && [...document.querySelectorAll('.canvas canvas, .uplot canvas')]"
+            ".every(one => !one.checkVisibility() || Math.abs(one.width - one.clientWidth * pixels) < 1)",
+            pixels,
+        )
+
     def settle(self) -> None:
         """Waits until every picture in sight is drawn, nothing is being read for a part, and that stands there."""
         self.until(

@@ -221,6 +221,31 @@ class TestPlane:
         )
         assert min(map(float, texts)) <= 100 * (min(means) - 0.3)
 
+    def test_on_another_screen_all_is_as_fine_and_what_was_chosen_too(
+        self, boards: Site, browse: Callable[..., Tab]
+    ) -> None:
+        tab = browse(f"{boards.url}/leaderboards/cifar10?experiment=2", fresh=True)
+        page = tab.page
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        page.locator(".plane-figure button[data-brush]").click()
+        box = page.locator(".plane-figure > .canvas").bounding_box()
+        page.mouse.move(box["x"] + 80, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 400, box["y"] + 150, steps=3)
+        page.mouse.up()
+        readout = page.locator(".plane-figure > .readout")
+        readout.filter(has_text="chosen").wait_for()
+        for pixels in (2, 1.25):
+            tab.to_screen(pixels)
+            # The rectangle, in the middle of its upper edge, is drawn there again.
+            assert page.evaluate(
+                "([x, y]) => [...document.querySelectorAll('.plane-figure > .canvas canvas')].some(one =>"
+                " one.getContext('2d').getImageData((x) * devicePixelRatio - 2, (y) * devicePixelRatio - 2, 5, 5)"
+                ".data.filter((_, at) => at % 4 === 3).some(alpha => alpha > 200))",
+                [240, 20],
+            )
+        assert "chosen" in readout.inner_text()
+
     def test_numbers_beside_axes_are_written_as_on_pages(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2&x=parameters").page
         page.wait_for_selector(".plane-figure[data-drawn='16']")

@@ -115,6 +115,21 @@ def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab])
     assert page.locator("tr[data-trial]").count() == 5
 
 
+def test_on_another_screen_it_is_as_fine(site: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{site.url}/experiments/1", fresh=True))
+    page = tab.page
+    page.locator("#matrix .canvas").focus()
+    page.keyboard.press("Home")
+    tab.to_screen(2)
+    page.keyboard.press("ArrowRight")
+    assert "rank 4" in page.locator("#matrix .readout").inner_text()
+    page.locator(".tabs a[href='#curves-panel']").click()
+    page.wait_for_selector(".curves-figure[data-drawn='4']")
+    tab.to_screen(1)
+    page.locator(".tabs a[href='#matrix']").click()  # it was not to be seen meanwhile
+    tab.to_screen(1)
+
+
 def test_hover_says_mean_and_deviation_and_a_click_opens(site: Site, browse: Callable[..., Tab]) -> None:
     page = drawn(browse(f"{site.url}/experiments/1")).page
     box = page.locator("#matrix .canvas").bounding_box()

@@ -128,6 +128,13 @@ def test_hover_and_keys_say_what_is_there(shown: Site, browse: Callable[..., Tab
         assert content.startswith(begins)
 
 
+def test_on_another_screen_pictures_are_as_fine(shown: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse(f"{shown.url}/trials/1#robustness", fresh=True)
+    tab.page.wait_for_selector(".picture[data-picture=lipschitz][data-drawn]")
+    tab.settle()
+    tab.to_screen(2)
+
+
 def test_what_has_no_answer_for_a_moment_is_asked_for_again(shown: Site, browse: Callable[..., Tab]) -> None:
     tab = browse("about:blank")
     page = tab.page

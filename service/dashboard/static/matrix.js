@@ -2,7 +2,7 @@
 import { init } from "/static/lib/echarts.js";
 import { onSheet, printing, read } from "/static/paper.js";
 import { element, isAway } from "/static/request.js";
-import { colour, readable, tile, viridis } from "/static/theme.js";
+import { colour, readable, sharp, tile, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const MOST_FACETS = 24;
@@ -324,8 +324,9 @@ export class Matrix {
     const layout = this.layout();
     const { width, height } = layout;
     this.place.style.height = `${height}px`;
+    this.chart = sharp(this.chart);
     if (this.chart === null) {
-      this.chart = init(this.place, null, { renderer: "canvas" });
+      this.chart = init(this.place, null, { renderer: "canvas", devicePixelRatio });
       this.chart.on("mousemove", ({ seriesIndex, value, event }) => {
         const { clientX, clientY } = event.event;
         showTip(clientX, clientY, this.lines(seriesIndex, value[0], value[1]));

@@ -2,7 +2,7 @@
 import { short, tick } from "/static/numbers.js";
 import { onSheet } from "/static/paper.js";
 import { csv, save } from "/static/save.js";
-import { colour, onScheme, palette, readable, viridis } from "/static/theme.js";
+import { colour, onScheme, palette, readable, sharp, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
@@ -62,8 +62,9 @@ export class Picture {
     this.rows = drawn.rows;
     this.drawn = drawn;
     this.place.style.height = `${drawn.height}px`;
+    this.chart = sharp(this.chart);
     if (this.chart === null) {
-      this.chart = this.init(this.place, null, { renderer: "canvas" });
+      this.chart = this.init(this.place, null, { renderer: "canvas", devicePixelRatio });
       this.chart.on("mousemove", ({ seriesId, dataIndex, event }) => {
         const item = this.items.find((one) => one.series === seriesId && one.index === dataIndex);
         if (item) showTip(event.event.clientX, event.event.clientY, item.lines);

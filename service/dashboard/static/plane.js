@@ -4,7 +4,7 @@ import { grouped, said, short, tick } from "/static/numbers.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
 import { element, isAway, patience } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
-import { colour, isDark, onScheme, palette, viridis } from "/static/theme.js";
+import { colour, isDark, onScheme, palette, sharp, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
@@ -25,6 +25,7 @@ const chooser = figure.querySelector("button[data-brush]");
 const metrics = JSON.parse(figure.dataset.metrics);
 let data = null;
 let chart = null;
+let outlined = []; // the rectangle that was drawn
 let chosen = null;
 let at = -1;
 let shownFields = []; // the fields that are axes of their own
@@ -221,9 +222,12 @@ const keysOf = (painted) =>
 
 function draw() {
   if (data === null || data.cell.length === 0) return;
-  chart ??= listen(init(place, null, { renderer: "canvas" }));
+  chart = sharp(chart);
+  const anew = chart === null;
+  chart ??= listen(init(place, null, { renderer: "canvas", devicePixelRatio }));
   const { painted, option } = options();
   chart.setOption(option, { replaceMerge: ["series"] }); // all else stays, such as the rectangle that was drawn
+  if (anew && outlined.length > 0) chart.dispatchAction({ type: "brush", areas: outlined });
   if (!crossed.hidden) drawOverFields();
   const keys = keysOf(painted).map(([text, fill, glyph]) => {
     const mark = element("span", glyph, [], { class: "glyph", "aria-hidden": "true" });
@@ -253,6 +257,9 @@ function listen(made) {
   made.on("click", ({ seriesId, data: row, event }) => {
     if (seriesId !== "cells") return;
     open(row.value[2], event.event.ctrlKey || event.event.metaKey);
+  });
+  made.on("brush", ({ areas }) => {
+    outlined = areas;
   });
   made.on("brushEnd", ({ areas }) => {
     fillRanges(areas[0]?.coordRange ?? null);

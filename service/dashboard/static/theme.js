@@ -33,7 +33,7 @@ export const isDark = () => dark.matches && !printing();
 /** Colours of lines and marks that stand beside each other, in the scheme as it is now. */
 export const palette = () => (isDark() ? DARK : LIGHT);
 
-/** Calls when the scheme changed, or the page goes onto paper or comes back: what is on a canvas is drawn anew. */
+/** Calls when the scheme changed, the page goes onto paper or comes back, or pixels are others: what is on a canvas is drawn anew. */
 export function onScheme(call) {
   const again = () => {
     known = new Map();
@@ -41,6 +41,24 @@ export function onScheme(call) {
   };
   dark.addEventListener("change", again);
   onPaper(again);
+  onPixels(again);
+}
+
+/** Calls each time there are more or fewer pixels to a point: the window came to another screen, or was zoomed. */
+function onPixels(call) {
+  const [least, most] = [devicePixelRatio - 0.001, devicePixelRatio + 0.001]; // no browser says it exactly
+  const next = () => {
+    onPixels(call);
+    call();
+  };
+  matchMedia(`(min-resolution: ${least}dppx) and (max-resolution: ${most}dppx)`).addEventListener("change", next, { once: true });
+}
+
+/** A chart of ECharts, which draws with as many pixels to a point as when it was made; null where there are others now. */
+export function sharp(chart) {
+  if (chart === null || chart.getDevicePixelRatio() === devicePixelRatio) return chart;
+  chart.dispose();
+  return null;
 }
 
 /** The colour of a share from 0 to 1: viridis, even to the eye and to eyes that tell few colours apart. */
