@@ -53,14 +53,18 @@ def best_trials(session: Session, experiment_id: int, cells: int, most: int) -> 
     mean = func.avg(Trial.best_val_accuracy)
     here = Trial.experiment_id == experiment_id
     best = (
-        select(Trial.cell)
+        select(Trial.cell, func.min(Trial.dataset))
         .where(here, Trial.best_val_accuracy.is_not(None))
         .group_by(Trial.cell)
         .order_by(mean.desc(), Trial.cell)
         .limit(cells)
     )
-    order = {cell: index for index, cell in enumerate(session.scalars(best))}
-    found = session.execute(select(Trial.id, Trial.cell).where(here, Trial.cell.in_(order)).order_by(Trial.id)).all()
+    rows = session.execute(best).all()
+    order = {cell: index for index, (cell, _) in enumerate(rows)}
+    cells_of = Trial.dataset.in_({dataset for _, dataset in rows}), Trial.cell.in_(order)
+    # By their cells, and not by the index of the experiment, all of whose rows SQLite would read once more.
+    seeds = select(Trial.id, Trial.cell).where(*cells_of, Trial.experiment_id + 0 == experiment_id)
+    found = session.execute(seeds.order_by(Trial.id)).all()
     return [row[0] for row in sorted(found, key=lambda row: order[row[1]])][:most]
 
 
@@ -79,10 +83,11 @@ def curves(
         raise NotFoundError(f"there is no trial {missing[0]}")
     configs = [trials[trial_id].config for trial_id in trial_ids]
     columns = columns_of(configs, hidden=("seed",), without_decided=True) if configs else None
+    samples = epoch_points.samples(session, trial_ids, metrics, points)
     found = []
     for trial_id in trial_ids:
         trial = trials[trial_id]
-        drawn = epoch_points.sample(session, trial_id, metrics, points)
+        drawn = samples.get(trial_id, [])
         found.append(
             Curve(
                 trial=trial_id,

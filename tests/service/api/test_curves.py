@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from service.database import EpochPoint, Trial
@@ -77,6 +78,20 @@ def test_the_best_cells_with_all_their_seeds(api: TestClient, trained: int) -> N
 
     assert best(1) == [3, 4]
     assert best(5) == [3, 4, 1, 2]  # the last cell has no epoch's accuracy yet
+
+
+def test_no_row_is_read_twice(api: TestClient, trained: int) -> None:
+    """Of the best among many thousand trials that train, a page that is watched asks every few seconds."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    sent: list[tuple[str, Any]] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *args: sent.append(args[2:4]))
+    assert len(api.get(f"/v1/curves?experiment={trained}&best=3").json()["curves"]) == 4
+    assert len([text for text, _ in sent if "FROM epoch_points" in text]) == 1, "of all trials at once"
+    if database.engine.dialect.name == "sqlite":
+        query, values = next((text, values) for text, values in sent if "trials.experiment_id + " in text)
+        with database.read() as session:
+            plan = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all()
+        assert "ix_trials_dataset_cell (dataset=? AND cell=?)" in str(plan)
 
 
 @pytest.mark.parametrize(
