@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from PIL import Image
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from service.database import Trial
 from service.experiments import actions
@@ -90,6 +91,37 @@ def test_long_headings_stand_above_their_matrices(live: Site, browse: Callable[.
         }"""
     )
     assert (names, overlapping) == (16, [])
+
+
+def test_places_on_a_telephone_have_the_colours_of_their_scale(live: Site, browse: Callable[..., Tab]) -> None:
+    """Two hundred in a row, of one accuracy, and two data sets with names as long as they may be."""
+    data = [f"npz:{'d' * 50}", f"npz:{'e' * 50}"]
+    grid: dict[str, list[Any]] = {"dataset": data, "training.lr": [0.001 * (1 + k) for k in range(200)]}
+    spec = ExperimentSpec(name="wide", base={"model": "small-cnn"}, grid=grid)
+
+    def post(session: Session) -> int:
+        made = submit(session, Draft(spec, expand_grid(spec, max_trials=400))).id
+        for trial_id in session.scalars(select(Trial.id).where(Trial.experiment_id == made)).all():
+            grids.finish(session, trial_id, 0.5)
+        return made
+
+    made = live.database.write(post)
+    page = drawn(browse(f"{live.url}/experiments/{made}?x=training.lr", scheme="dark", width=390)).page
+    assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.locator("#matrix .scale .end").all_inner_texts() == ["50.00 %"]
+    seen, scale = page.evaluate(
+        """() => {
+            const canvas = document.querySelector("#matrix .canvas canvas");
+            const mean = (one, ...part) => {
+                const { data } = one.getContext("2d").getImageData(...part);
+                const of = (which) => data.filter((_, at) => at % 4 === which);
+                return [0, 1, 2, 3].map((which) => of(which).reduce((a, b) => a + b) / (data.length / 4));
+            };
+            const bar = document.querySelector("#matrix .scale canvas");
+            return [mean(canvas, canvas.width - 150, 24, 100, 2), mean(bar, 0, 0, bar.width, bar.height)];
+        }"""
+    )
+    assert max(abs(a - b) for a, b in zip(seen, scale, strict=True)) < 12, (seen, scale)
 
 
 def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab]) -> None:

@@ -151,6 +151,26 @@ class TestCurves:
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
         assert tab.saved(".curves-panel button[data-save=svg]")[1].count(b", logarithmic<") == 4
 
+    def test_a_loss_that_diverges_has_numbers_beside_it(self, site: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse("about:blank")
+        page = tab.page
+
+        def diverging(route: Any) -> None:
+            found = route.fetch().json()
+            for curve in found["curves"]:
+                curve["values"] = [[10.0 ** (epoch * 0.45) for epoch in curve["epoch"]] for _ in found["metrics"]]
+            route.fulfill(json=found)
+
+        page.route("**/v1/curves?*", diverging)
+        tab.go(f"{site.url}/experiments/1#curves-panel")
+        for log in (False, True):
+            page.locator(".curves-form input[name=log]").set_checked(log)
+            page.locator(".curves-figure[data-drawn='4']").wait_for()
+            said = tab.saved(".curves-panel button[data-save=svg]")[1].decode()
+            beside = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', said)
+            assert len({*beside}) > 5, beside
+            assert max(map(float, beside)) > 1e34
+
     def test_they_are_saved(self, tab: Tab) -> None:
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
             name, content = tab.saved(f".curves-panel button[data-save={kind}]")

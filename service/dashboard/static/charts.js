@@ -22,6 +22,24 @@ export function axis(label = null) {
   return { ...named, stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 }
 
+const BEYOND = 1e31; // from which uPlot's own steps between the numbers of an axis do not suffice
+const STEPS = Array.from({ length: 340 }, (_, at) => at - 32).flatMap((power) => [1, 2, 2.5, 5].map((times) => Number(`${times}e${power}`)));
+const DECADES = 8; // at most beside a logarithmic axis
+
+/** Powers of ten between two numbers, or what lies between two of them. */
+function decades(_, which, low, high) {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  if (last <= first) return [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map((times) => times * 10 ** Math.floor(Math.log10(low))).filter((value) => value >= low && value <= high);
+  const every = Math.ceil((last - first) / DECADES);
+  return Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, at) => 10 ** (first + at * every));
+}
+
+/** What an axis of such columns needs where they go beyond uPlot's steps, as a loss that diverges does. */
+export function heights(columns, log) {
+  if (!columns.some((values) => values.some((value) => value > BEYOND))) return {};
+  return { incrs: STEPS, ...(log ? { splits: decades } : {}) };
+}
+
 /** uPlot's options for a chart with all its parts so many times as large: it draws so many pixels to a point alone. */
 function enlarged({ axes, series, ...options }, times) {
   const fonts = (font) => font.replace(/[\d.]+px/, (size) => `${times * parseFloat(size)}px`);

@@ -1,5 +1,5 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import { AROUND, Charts, axis, clear } from "/static/charts.js";
+import { AROUND, Charts, axis, clear, heights } from "/static/charts.js";
 import { said, short, ticks } from "/static/numbers.js";
 import { read } from "/static/paper.js";
 import { element, isAway } from "/static/request.js";
@@ -280,7 +280,7 @@ export class CurveView extends Charts {
       scales: { x: AROUND, y: { distr: log ? 3 : 1 } },
       axes: [
         { ...axis(this.along), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
-        { ...axis(), size: 62, ...(log ? tens : {}), values: (_, splits) => ticks(splits) },
+        { ...axis(), size: 62, ...(log ? tens : {}), ...heights(columns.slice(1), log), values: (_, splits) => ticks(splits) },
       ],
       series,
       bands,

@@ -1,5 +1,5 @@
 // Lines over time or epochs with bands and levels: a chart for each quantity, one cursor and one zoom over all.
-import { AROUND, Charts, axis } from "/static/charts.js";
+import { AROUND, Charts, axis, heights } from "/static/charts.js";
 import { short, ticks } from "/static/numbers.js";
 
 /**
@@ -32,6 +32,7 @@ export class LineCharts extends Charts {
 
   plot(chart, count) {
     const kept = (values) => (chart.log ? values.map((value) => (value > 0 ? value : null)) : values);
+    const columns = [chart.xs, ...chart.series.map(({ values }) => kept(values))];
     const lonely = chart.xs.length <= 40;
     const options = {
       cursor: { sync: { key: this.sync, setSeries: false }, points: { size: 6 } },
@@ -41,7 +42,7 @@ export class LineCharts extends Charts {
       },
       axes: [
         { ...axis(this.along), size: 34, ...(chart.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 1e4, 1e5] } : {}), values: (_, splits) => ticks(splits) },
-        { ...axis(), size: 62, values: (_, splits) => ticks(splits) },
+        { ...axis(), size: 62, ...heights(columns.slice(1), chart.log), values: (_, splits) => ticks(splits) },
       ],
       series: [
         {},
@@ -56,7 +57,6 @@ export class LineCharts extends Charts {
       ],
       bands: (chart.bands ?? []).map(({ between: [high, low], fill }) => ({ series: [high + 1, low + 1], fill })),
     };
-    const columns = [chart.xs, ...chart.series.map(({ values }) => kept(values))];
     const plot = this.add(chart.log ? `${chart.title}, logarithmic` : chart.title, chart.title, count, columns, options);
     plot.chart = chart;
     return plot;

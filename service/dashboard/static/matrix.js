@@ -179,13 +179,14 @@ export class Matrix {
       nameTextStyle: { color: colour("text"), fontSize: 12, fontFamily: "system-ui, sans-serif" },
       ...more,
     });
-    const gap = cell < 10 || high < 12 ? Math.min(0.5, cell / 4, high / 4) : 1;
+    const seam = cell < 10 || high < 12 ? 0.5 : 1;
     const numbers = cell >= 40 && high >= (dense ? 13 : 20);
     const both = cell >= 56 && high >= 34;
     const draw = (facet) => (params, api) => {
       const index = api.value(2);
       const middle = api.coord([api.value(0), api.value(1)]);
       const [w, h] = api.size([1, 1]);
+      const gap = Math.min(w, h) < 4 ? -0.5 : seam; // seams between places so narrow would have no small part in their colours
       const shape = { x: middle[0] - w / 2 + gap / 2, y: middle[1] - h / 2 + gap / 2, width: w - gap, height: h - gap };
       if (index < 0) {
         const style = { fill: "transparent", stroke: colour("quiet"), lineWidth: 0.6 };
@@ -196,7 +197,7 @@ export class Matrix {
       const value = places.value[index];
       const marks = above === null && this.chosen.has(index) ? this.marked(shape) : [];
       if (value === null) return { type: "group", children: [{ type: "rect", shape, style: { fill: tileOf(state) } }, ...marks] };
-      const rgb = viridis(top > low ? (value - low) / (top - low) : 0.5);
+      const rgb = this.hue((value - low) / (top - low));
       const children = [{ type: "rect", shape, style: { fill: `rgb(${rgb.join(",")})` } }];
       const write = (text, size, shift) => {
         const font = `${size}px system-ui, sans-serif`;
@@ -346,6 +347,12 @@ export class Matrix {
     this.figure.dataset.drawn = String(this.data.places.trial.length);
   }
 
+  /** The colour of a share of the range; where all values are one it is that between all. */
+  hue(share) {
+    const [low, top] = this.span;
+    return viridis(top > low ? share : 0.5);
+  }
+
   /** What is said beside the picture: which metric, and each pattern that is in it. */
   said() {
     const { places, reading, texts } = this.data;
@@ -369,7 +376,7 @@ export class Matrix {
     bar.height = 12;
     const pen = bar.getContext("2d");
     for (let x = 0; x < 160; x += 1) {
-      pen.fillStyle = `rgb(${viridis(x / 159).join(",")})`;
+      pen.fillStyle = `rgb(${this.hue(x / 159).join(",")})`;
       pen.fillRect(x, 0, 1, 12);
     }
     bar.setAttribute("aria-hidden", "true");
@@ -378,7 +385,7 @@ export class Matrix {
       parts.push(
         element("span", "", [
           element("span", metric, [], { class: "quiet" }),
-          element("span", this.format(low), [], { class: "end" }),
+          ...(top > low ? [element("span", this.format(low), [], { class: "end" })] : []),
           bar,
           element("span", `${this.format(top)}${unit}`, [], { class: "end" }),
         ], { class: "ramp" }),
@@ -567,9 +574,9 @@ export class Matrix {
     if (metric) {
       [x, y] = [8, y + row];
       write(metric);
-      write(this.format(low));
+      if (top > low) write(this.format(low));
       room(160);
-      const colorStops = Array.from({ length: 11 }, (_, at) => ({ offset: at / 10, color: `rgb(${viridis(at / 10).join(",")})` }));
+      const colorStops = Array.from({ length: 11 }, (_, at) => ({ offset: at / 10, color: `rgb(${this.hue(at / 10).join(",")})` }));
       rect(160, 12, { fill: { type: "linear", x: 0, y: 0, x2: 1, y2: 0, colorStops } });
       write(`${this.format(top)}${unit}`, { after: 20 });
     }
