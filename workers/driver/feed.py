@@ -1,6 +1,7 @@
 """How Ray Tune gets its trials: one by one, as the database has them, and no more at a time than the driver may run."""
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """How long it goes unnoticed at most that the database has trials again, where it had none."""
+PLACE_SECONDS = 5.0
+"""So long a trial that was handed out may wait for room before free processes are for it, and not for later ones."""
 ENDLESS = 2**31
 """More trials than Tune is ever given: it wants to know how many there will be."""
 
@@ -82,6 +85,7 @@ class Feed(Searcher):
         self._next_job, self._slots, self._say_over = next_job, slots, over
         self.handed_out = 0
         self._at_work: dict[str, int] = {}
+        self._since: dict[str, float] = {}
         self._clearing: int | None = None
         self._taken: set[int] = set()
         self._lost: set[int] = set()
@@ -134,7 +138,7 @@ class Feed(Searcher):
             return Searcher.FINISHED
         with self._settling:
             self._taken.add(job.trial_id)
-        self._at_work[trial_id] = job.trial_id
+        self._at_work[trial_id], self._since[trial_id] = job.trial_id, time.monotonic()
         if job.alone:
             self._clearing = job.trial_id
         self.handed_out += 1
@@ -146,6 +150,7 @@ class Feed(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Has a slot again, if it still may have it."""
         ended = self._at_work.pop(trial_id, None)
+        self._since.pop(trial_id, None)
         if ended is not None:
             self.began(ended)  # where it ended before
         with self._settling:
@@ -154,6 +159,10 @@ class Feed(Searcher):
         self.keep_or_give_back()
         if self._stopped.is_set() and not self._at_work:
             self._say_over()
+
+    def waited(self, trial_id: str) -> float:
+        """For how many seconds what Tune calls so has been handed out."""
+        return time.monotonic() - self._since.get(trial_id, math.inf)
 
     def shuns_others(self) -> tuple[str, ...] | None:
         """The nodes that are shunned where they are others than when this was last asked: what waits must know."""

@@ -121,6 +121,8 @@ def test_a_trial_is_told_where_it_must_not_begin() -> None:
 class Handed:
     """A trial as Tune has it that waits for a process."""
 
+    trial_id = ""
+
     def __init__(self, *shunned: str) -> None:
         self.config = {"job": {}, "shunned": shunned}
         self.placement_group_factory = self.default_resource_request(self.config)
@@ -139,7 +141,9 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
     """It was handed out before: it would take what is kept for others, or wait for one node though another is free."""
     waiting, new, beginning = Handed("bad"), Handed(), Handed("bad")
     tuner: Any = SimpleNamespace(
-        _actor_cache=SimpleNamespace(_may_keep_one=None, decrease_max=lambda key: lessened.append(key)),
+        _actor_cache=SimpleNamespace(
+            _may_keep_one=None, decrease_max=lambda key: lessened.append(key), has_cached_object=lambda _key: False
+        ),
         _actor_manager=SimpleNamespace(
             _pending_actors_to_attrs={"w": 1}, remove_actor=lambda actor: gone.append(actor)
         ),
@@ -168,6 +172,31 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
     assert beginning.config["shunned"] == ("bad",)
     assert set(tuner._pending_trials_list) == {waiting, new, beginning}
     assert tuner._resources_to_pending_trials[waiting.placement_group_factory] == {waiting, new}
+
+
+def test_a_free_process_is_for_what_has_waited_long_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost trial, for which no room came while others of its experiment ended: all later ones would begin before."""
+    monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 0.0)
+    table, cached = Table(4, slots=4), [Handed().placement_group_factory]
+    scheduler: Any = make_scheduler(Fifo(), table.feed)
+    starting, lost, other, new = Handed(), Handed(), Handed(), Handed()
+    for handed, name in zip((starting, lost, other, new), "abcd", strict=True):
+        handed.trial_id = name
+        table.suggest(name)
+    tuner: Any = SimpleNamespace(
+        _actor_cache=SimpleNamespace(_may_keep_one=None, has_cached_object=lambda key: key in cached),
+        _actor_manager=SimpleNamespace(_pending_actors_to_attrs={"l": 1, "o": 1}),
+        _pending_trials={starting, lost, other, new},
+        _pending_trials_list=[starting, new],  # Tune drops what it asked for room for
+        _trial_to_actor={starting: "s", lost: "l", other: "o"},
+    )
+    controller: Any = SimpleNamespace(_tune_controller=tuner)
+    assert scheduler.choose_trial_to_run(controller) is lost
+    monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 60.0)
+    assert scheduler.choose_trial_to_run(controller) is new, "room may come at once"
+    monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 0.0)
+    cached.clear()
+    assert scheduler.choose_trial_to_run(controller) is new, "there is no process that would be for it"
 
 
 @pytest.mark.parametrize(("alone", "gpus"), [(False, 0.5), (True, 1.0)])
