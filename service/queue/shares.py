@@ -143,6 +143,8 @@ class _Room:
     """
 
     def __init__(self, nodes: Sequence[Amount], experiments: int) -> None:
+        # The smallest first, so that whoever comes first leaves the large ones to those that need them.
+        nodes = sorted(nodes, key=lambda node: (node.gpus, node.cpus, node.memory_gib))
         self._left = [[node.cpus, math.floor(node.gpus + 1e-9), node.memory_gib] for node in nodes]
         rests = [node.gpus - left[1] for node, left in zip(nodes, self._left, strict=True)]
         self._parts = [[rest] if rest > 1e-9 else [] for rest in rests]

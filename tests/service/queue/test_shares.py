@@ -251,6 +251,15 @@ def test_a_large_trial_finds_its_node_before_small_ones_fill_it() -> None:
     assert allocate([small, large], nodes, most_experiments=9) == {1: 3, 2: 1}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_small_trial_that_comes_first_leaves_the_large_node(order: int) -> None:
+    """Else who comes first would decide whether both can run, and that changes all the time."""
+    nodes = [Amount(8, 2), Amount(8, 1)][::order]
+    small = Demand(1, 1, Amount(1, 1), project_id=1)
+    large = Demand(2, 1, Amount(1, 2), project_id=2)
+    assert allocate([small, large], nodes, most_experiments=9) == {1: 1, 2: 1}
+
+
 def test_drivers_are_bounded() -> None:
     grids = [Demand(number, 1, ONE) for number in range(1, 9)]
     assert list(allocate(grids, [Amount(8)], most_experiments=3)) == [1, 2, 3]
