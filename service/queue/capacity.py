@@ -5,8 +5,8 @@ Pure functions and plain data: `places` asks it, and decides who is kept which n
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from service.queue.shares import NEEDS, Amount
 
@@ -179,11 +179,26 @@ class Floor:
             return bool(shunned) and not any(self.fits(needs, node) for node in self._nodes.keys() - set(shunned))
         return needs.fits([left + more for left, more in zip(self._pool, coming, strict=True)])
 
-    def in_the_way(self, needs: Amount, node: str, willing: Collection[int]) -> list[Standing]:
-        """The trials of `willing` experiments whose ends alone make room for such a one, no more than it takes."""
-        if (there := self._nodes.get(node)) is None or needs.fits(there.free(needs)):
+    def in_the_way(
+        self,
+        needs: Amount,
+        node: str,
+        willing: Collection[int],
+        over: Mapping[int, int] | None = None,
+        leaving: Sequence[Standing] = (),
+    ) -> list[Standing]:
+        """The trials of `willing` experiments whose ends alone make room for such a one, no more than it takes.
+
+        Some are `leaving` already, for others. Those come first of which experiments have so many `over` their share.
+        """
+        there = self._nodes.get(node)
+        if there is None or needs.fits((there := there.without(leaving)).free(needs)):
             return []
-        ending = there.of(willing)
+        more, staying, ending = Counter(over), list[Standing](), list[Standing]()
+        for trial in reversed(there.of(willing)):
+            (ending if more[trial.experiment_id] > 0 else staying).append(trial)
+            more[trial.experiment_id] -= 1
+        ending = [*reversed(staying), *reversed(ending)]
         if not needs.fits(there.without(ending).free(needs)):
             return []
         for trial in list(ending):
@@ -193,8 +208,18 @@ class Floor:
                 ending = fewer
         return ending
 
-    def soonest(self, needs: Amount, willing: Collection[int], experiment_id: int) -> str | None:
-        """The node where the least has to end before such a trial of an experiment fits; None: none will do.
+    def go_on(self, trials: Sequence[Standing], shunned: Collection[str]) -> bool:
+        """Whether all of these, which leave their node, fit on others, but for those that are `shunned`."""
+        nodes = [node.without([]) for name, node in self._nodes.items() if name not in shunned] if trials else []
+        for trial in trials:
+            fitting = (node for node in nodes if trial.needs.fits(node.free(trial.needs)))
+            if (node := next(fitting, None)) is None:
+                return False
+            node.stand(replace(trial, cards=()))
+        return True
+
+    def soonest(self, needs: Amount, willing: Collection[int], experiment_id: int) -> list[str]:
+        """The nodes that can hold such a trial of an experiment, those first where the least has to end before it fits.
 
         Trials of `willing` experiments, which give way at once, count less than others.
         """
@@ -204,7 +229,7 @@ class Floor:
             return node.without(leaving).missing(needs) if leaving else node.missing(needs), node.missing(needs)
 
         able = [node for node in self._nodes.values() if node.could_hold(needs, experiment_id)]
-        return min(able, key=missing).place.id if able else None
+        return [node.place.id for node in sorted(able, key=missing)]
 
     def _take(self, needs: Amount) -> None:
         for at, wanted in enumerate(needs):

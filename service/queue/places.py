@@ -7,7 +7,7 @@ functions and what they remember; `workers.worker` acts on what they say.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,37 +43,60 @@ class Decision:
 
 
 class _Way:
-    """Who gives way on nodes that are kept, of the experiments whose trials do: first those over their share.
+    """Who gives way on nodes that are kept, of the experiments whose trials do, but for those under their share.
 
-    `coming` is what these give back anyhow.
+    First what they have over what may go on, which is `coming` anyhow; others only where they fit elsewhere, as two
+    experiments would else stop each other's trials for ever. Those that are `moving` are under theirs for that.
     """
 
     def __init__(
-        self, demands: Sequence[Demand], shares: Mapping[int, int], willing: Collection[int], floor: Floor
+        self,
+        demands: Sequence[Demand],
+        shares: Mapping[int, int],
+        willing: Mapping[int, int],
+        moving: Collection[int],
+        floor: Floor,
     ) -> None:
-        self.willing, self._floor = frozenset(willing), floor
-        found = [demand for demand in demands if demand.experiment_id in self.willing]
-        over = {demand: demand.running - shares.get(demand.experiment_id, 0) for demand in found}
-        self._over = {demand.experiment_id for demand, more in over.items() if more > 0}
+        self._floor = floor
+        found = [demand for demand in demands if demand.experiment_id in willing]
+        short = {one.experiment_id for one in found if one.running < shares.get(one.experiment_id, 0)}
+        self._willing = (willing.keys() - short) | short.intersection(moving)
+        self._over = {one.experiment_id: max(0, one.running - willing[one.experiment_id]) for one in found}
         self.coming = [
-            math.fsum(max(0, more) * demand.needs[at] for demand, more in over.items())
+            math.fsum(self._over[demand.experiment_id] * demand.needs[at] for demand in found)
             for at in range(len(Amount._fields))
         ]
-        self._leaving: Counter[tuple[int, str]] = Counter()
+        self._leaving = defaultdict[str, list[Standing]](list)
 
-    def make(self, demand: Demand, node: str) -> None:
-        """Names those on a node whose ends make room for the next trial of an experiment."""
-        mine, needs = {demand.experiment_id}, _next_needs(demand)
-        for who in (self._over - mine, self.willing - mine):
-            if ending := self._floor.in_the_way(needs, node, who):
-                self._leaving.update((trial.experiment_id, node) for trial in ending)
-                return
+    def of(self, experiment_id: int) -> Collection[int]:
+        """Who gives way to an experiment."""
+        return self._willing - {experiment_id}
+
+    def make(self, demand: Demand, node: str, kept: Collection[str]) -> bool:
+        """Names those on a node whose ends make room for the next trial of an experiment; whether there are any.
+
+        Nodes that are `kept` take none of them.
+        """
+        leaving, over, moving = self._leaving[node], Counter(self._over), list[Standing]()
+        willing = self.of(demand.experiment_id)
+        ending = self._floor.in_the_way(_next_needs(demand), node, willing, over, leaving) if willing else []
+        for trial in ending:
+            if over[trial.experiment_id] > 0:
+                over[trial.experiment_id] -= 1
+            else:
+                moving.append(trial)
+        if not self._floor.go_on(moving, {node, *kept}):
+            return False
+        leaving += ending
+        self._over = over
+        return bool(ending)
 
     def staying(self) -> dict[int, dict[str, int]]:
         """Experiment -> how many of it may stay on which nodes."""
         found: dict[int, dict[str, int]] = {}
-        for (number, node), count in self._leaving.items():
-            found.setdefault(number, {})[node] = max(0, self._floor.count(number, node) - count)
+        for node, leaving in self._leaving.items():
+            for number, count in Counter(trial.experiment_id for trial in leaving).items():
+                found.setdefault(number, {})[node] = max(0, self._floor.count(number, node) - count)
         return found
 
 
@@ -100,6 +123,7 @@ class Places:
         self._kept: dict[int, _Kept] = {}
         self._not_before: dict[int, float] = {}
         self._said: dict[int, tuple[str | None, float]] = {}
+        self._moving: Collection[int] = ()
 
     def decide(
         self,
@@ -108,11 +132,11 @@ class Places:
         places: Sequence[Place],
         standing: Callable[[], Iterable[Standing]],
         now: float,
-        willing: Collection[int] = (),
+        willing: Mapping[int, int] | None = None,
     ) -> Decision:
         """Who is kept which node now. `standing` says what runs where; it is asked only where somebody is short.
 
-        The trials of experiments that are `willing` give way.
+        The trials of experiments that are `willing` give way; so many of each go on but for that.
         """
         asked_for = {demand.experiment_id for demand in demands}
         self._not_before = {number: at for number, at in self._not_before.items() if number in asked_for and at > now}
@@ -120,6 +144,7 @@ class Places:
         numbers = {demand.experiment_id for demand in short}
         self._kept = {number: kept for number, kept in self._kept.items() if number in numbers}
         self._said = {number: said for number, said in self._said.items() if number in numbers}
+        moving, self._moving = self._moving, ()
         if not short or not places:  # while no node is known, nobody can say what it lacks
             return Decision()
         floor = Floor(places, standing())
@@ -127,12 +152,12 @@ class Places:
             demand for demand in short if not demand.running and now - self._since[demand.experiment_id] >= SAY_SECONDS
         ]
         lacks = {demand.experiment_id: _lack(demand, floor) for demand in waiting}  # before anything is promised
-        way = _Way(demands, shares, willing, floor)
+        way = _Way(demands, shares, willing or {}, moving, floor)
         kept = self._keep(short, floor, way, now)
         reasons = {number: self._reason(number, lack, floor, now) for number, lack in lacks.items()}
-        return Decision(
-            {number: reason for number, reason in reasons.items() if reason is not None}, kept, way.staying()
-        )
+        staying = way.staying()
+        self._moving = staying.keys()
+        return Decision({number: reason for number, reason in reasons.items() if reason is not None}, kept, staying)
 
     def _short(self, demands: Sequence[Demand], shares: Mapping[int, int], now: float) -> list[Demand]:
         """Those that have had fewer trials than their share for a while, the longest first."""
@@ -145,7 +170,7 @@ class Places:
     def _keep(self, short: Sequence[Demand], floor: Floor, way: "_Way", now: float) -> dict[str, frozenset[int]]:
         for demand in short:
             if (kept := self._kept.get(demand.experiment_id)) is not None:
-                way.make(demand, kept.node)
+                way.make(demand, kept.node, self._nodes())
                 self._look_after(demand, kept, floor, now)
         looked_for = 0
         for demand in short:
@@ -154,18 +179,28 @@ class Places:
                 break
             if number in self._kept or number in self._not_before:
                 continue
-            if not floor.is_apart(needs, way.coming, {kept.node for kept in self._kept.values()}):
+            if not floor.is_apart(needs, way.coming, self._nodes()):
                 continue
             looked_for += 1
-            node = floor.soonest(needs, way.willing, number)
-            if node is not None:
-                way.make(demand, node)
+            if (node := self._choose(demand, floor, way)) is not None:
                 floor.promise(needs, node, number)
                 self._kept[number] = _Kept(node, floor.count(number, node))
         found: dict[str, frozenset[int]] = {}
         for number, kept in self._kept.items():
             found[kept.node] = found.get(kept.node, frozenset()) | {number}
         return found
+
+    def _choose(self, demand: Demand, floor: Floor, way: "_Way") -> str | None:
+        """The node where others give way at once, or else the least has to end; None: none will do."""
+        number, needs = demand.experiment_id, _next_needs(demand)
+        if willing := way.of(number):
+            for node in floor.soonest(needs, willing, number)[:MOST_AT_ONCE]:
+                if way.make(demand, node, self._nodes()):
+                    return node
+        return next(iter(floor.soonest(needs, (), number)), None)
+
+    def _nodes(self) -> set[str]:
+        return {kept.node for kept in self._kept.values()}
 
     def _look_after(self, demand: Demand, kept: _Kept, floor: Floor, now: float) -> None:
         """Keeps a node further, or lets it go."""

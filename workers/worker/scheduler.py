@@ -78,9 +78,13 @@ class Scheduler:
         holding = allocate(demands, left, most_experiments=limit) if any(one.preempt for one in found) else {}
         ours = [one.demand for one in found if one.claimed]
         known = [place for place in places if place.id]
-        willing = {one.demand.experiment_id for one in found if one.claimed and one.preempt}
+        going_on = {
+            one.demand.experiment_id: max(ways.get(one.demand.experiment_id, 0) for ways in (shares, holding))
+            for one in found
+            if one.preempt
+        }
         standing = partial(self._standing, ours, seen)
-        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), willing)
+        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), going_on)
         self._make_room(found, shares)
         self._end_idle(found, shares)
         for one in found:
@@ -88,8 +92,7 @@ class Scheduler:
             slots = shares.get(number, 0)
             shunned = [*unfit, *decision.shunned_by(number)]
             if (driver := drivers.get(number)) is not None:
-                most = max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize
-                driver.tell(slots, most, shunned, decision.staying.get(number))
+                driver.tell(slots, going_on.get(number, sys.maxsize), shunned, decision.staying.get(number))
             elif slots and len(self._drivers) < 2 * limit:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -246,7 +247,7 @@ class TestGivingWay:
         demands = [Demand(one, 9, ONE_GPU, running=counts[one]) for one in (1, 3)] + [Demand(2, 1, TWO_GPUS)]
         mind = Places()
         for now in (0, 4):
-            found = mind.decide(demands, {3: counts[3], **shares}, nodes, lambda: standing, now, willing={1})
+            found = mind.decide(demands, {3: counts[3], **shares}, nodes, lambda: standing, now, willing={1: shares[1]})
         return found
 
     def test_where_it_has_its_share_on_two_nodes(self) -> None:
@@ -273,6 +274,77 @@ class TestGivingWay:
         large = [Place("a", "gpu1", Amount(8, 3)), Place("b", "gpu2", Amount(8, 1))]
         others = [Standing(3, "a", ONE_GPU)] * 2 + [Standing(1, "a", ONE_GPU)]
         assert self.decide({1: 1, 2: 1}, *others, nodes=large).staying == {}
+
+
+class TestGivingWayInVain:
+    """Nobody's trial is stopped where that wins nothing, nor more than it takes."""
+
+    def decide(
+        self,
+        shares: dict[int, int],
+        going_on: dict[int, int],
+        needs: dict[int, Amount],
+        *standing: Standing,
+        nodes: list[Place],
+    ) -> Decision:
+        counts = Counter(trial.experiment_id for trial in standing)
+        demands = [Demand(one, 99, what, running=counts[one]) for one, what in needs.items()]
+        mind, found = Places(), Decision()
+        for now in (0, 4):
+            found = mind.decide(demands, shares, nodes, lambda: standing, now, going_on)
+        return found
+
+    def test_turns_are_taken_as_trials_end(self) -> None:
+        """Two that give way and are equal share three cards: whose turn the third is changes all the time."""
+        full = [Standing(1, "a", ONE_GPU)] * 2 + [Standing(2, "a", ONE_GPU)]
+        three, needs = [Place("a", "gpu1", Amount(8, 3))], {1: ONE_GPU, 2: ONE_GPU}
+        assert self.decide({1: 1, 2: 2}, {1: 2, 2: 2}, needs, *full, nodes=three) == Decision()
+
+    def test_who_could_not_go_on_elsewhere_stays(self) -> None:
+        """On the other node it lacks processors: it would be short, and have the first one's trial give way in turn."""
+        nodes, large = [Place("a", "gpu1", Amount(16, 2)), Place("b", "gpu2", Amount(2, 2))], Amount(6, 1)
+        apart = [Standing(1, "a", large), Standing(3, "b", ONE_GPU)]
+        needs = {1: large, 2: TWO_GPUS, 3: ONE_GPU}
+        found = self.decide({1: 1, 2: 1, 3: 1}, {1: 1, 2: 1}, needs, *apart, nodes=nodes)
+        assert (set(found.kept.values()), found.staying) == ({frozenset({2})}, {})
+
+    def test_who_goes_on_elsewhere_is_under_its_share_until_all_have(self) -> None:
+        """Its trials come to their checkpoints one after another."""
+        nodes = [*TWO_NODES, Place("c", "gpu3", Amount(8, 2))]
+        demands = [Demand(1, 9, ONE_GPU), Demand(2, 9, TWO_GPUS), Demand(3, 9, ONE_GPU, running=2)]
+        mine, others = [Standing(1, "a", ONE_GPU)] * 2, [Standing(3, "b", ONE_GPU), Standing(3, "c", ONE_GPU)]
+        shares, mind = {1: 2, 2: 1, 3: 2}, Places()
+        for now, running in ((0, 2), (4, 2), (5, 1), (6, 1)):
+            demands[0] = Demand(1, 9, ONE_GPU, running=running)
+            found = mind.decide(demands, shares, nodes, partial(iter, mine[:running] + others), now, {1: 2})
+        assert (found.kept, found.staying) == ({"a": frozenset({2})}, {1: {"a": 0}})
+
+    def test_who_is_under_its_share_stays(self) -> None:
+        nodes = [*TWO_NODES, Place("c", "gpu3", Amount(8, 1))]
+        apart = [Standing(1, "a", ONE_GPU), Standing(1, "b", ONE_GPU), Standing(3, "c", ONE_GPU)]
+        needs = {1: ONE_GPU, 2: TWO_GPUS, 3: ONE_GPU}
+        assert self.decide({1: 3, 2: 1}, {1: 3}, needs, *apart, nodes=nodes).staying == {}
+
+    def test_two_for_whom_one_node_is_kept_do_not_count_the_same_trials(self) -> None:
+        six = [Place("a", "gpu1", Amount(8, 6))]
+        needs = {1: ONE_GPU, 2: TWO_GPUS, 3: TWO_GPUS}
+        found = self.decide({1: 2, 2: 1, 3: 1}, {1: 2}, needs, *[Standing(1, "a", ONE_GPU)] * 6, nodes=six)
+        assert (found.kept, found.staying) == ({"a": frozenset({2, 3})}, {1: {"a": 2}})
+
+    def test_what_is_given_back_anyhow_goes_first(self) -> None:
+        four = [Place("a", "gpu1", Amount(8, 4)), Place("b", "gpu2", Amount(8, 1))]
+        full = [Standing(1, "a", ONE_GPU), *[Standing(3, "a", ONE_GPU)] * 3]
+        needs = {1: ONE_GPU, 2: TWO_GPUS, 3: ONE_GPU}
+        found = self.decide({2: 1, 3: 3}, {1: 0, 3: 3}, needs, *full, nodes=four)
+        assert found.staying == {1: {"a": 0}, 3: {"a": 2}}
+
+    def test_its_own_trials_do_not_give_way_to_it(self) -> None:
+        """The node where only its own would is no better than one where others do."""
+        nodes = [Place("a", "gpu1", Amount(8, 4)), Place("b", "gpu2", Amount(8, 4))]
+        full = [Standing(2, "a", TWO_GPUS), *[Standing(3, "a", ONE_GPU)] * 2, *[Standing(1, "b", ONE_GPU)] * 4]
+        needs = {1: ONE_GPU, 2: TWO_GPUS, 3: ONE_GPU}
+        found = self.decide({1: 2, 2: 2, 3: 2}, {1: 2, 2: 2}, needs, *full, nodes=nodes)
+        assert (found.kept, found.staying) == ({"b": frozenset({2})}, {1: {"b": 2}})
 
 
 class TestKeptInVain:
