@@ -13,7 +13,6 @@ import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ttsv.errors import ConfigError
@@ -255,8 +254,12 @@ class _Layout:
     unlike_json: tuple[str, ...]
 
 
-@cache
+_LAYOUTS: dict[type[Checked], _Layout] = {}
+
+
 def _layout(cls: type[Checked]) -> _Layout:
+    if (known := _LAYOUTS.get(cls)) is not None:
+        return known
     hints = typing.get_type_hints(cls)
     found: dict[str, FieldInfo | type[Checked]] = {}
     for f in dataclasses.fields(cls):
@@ -275,12 +278,13 @@ def _layout(cls: type[Checked]) -> _Layout:
             element=typing.get_args(hint)[0] if listed else None,
         )
     infos = {name: info for name, info in found.items() if isinstance(info, FieldInfo)}
-    return _Layout(
+    _LAYOUTS[cls] = _Layout(
         fields=found,
         defaults={f.name: f.default for f in dataclasses.fields(cls)},
         required=tuple(info for info in infos.values() if info.default is dataclasses.MISSING),
         unlike_json=tuple(name for name in found if name not in infos or infos[name].element is not None),
     )
+    return _LAYOUTS[cls]
 
 
 def walk(cls: type[Checked]) -> dict[str, FieldInfo]:
