@@ -102,8 +102,9 @@ def allocate(
     share being that of the resource of which the project has most (dominant resource fairness, Ghodsi et al., NSDI
     2011); within a project to the person with the smallest share; of that person's experiments to the one of highest
     priority, then the oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer
-    slots than people; without it who runs now goes first, so that nothing changes hands without a reason. A trial fits
-    where one node has all that it needs. No more than `most_experiments` get anything.
+    slots than people; without it who runs now goes first, so that nothing changes hands without a reason. So are,
+    where weights differ, the trials that are due to projects in part: of three to one on two slots the second is. A
+    trial fits where one node has all that it needs. No more than `most_experiments` get anything.
     """
     total, room, everybody = _total(nodes), _Room(nodes, most_experiments), _Party(0)
     wanting = sorted((demand for demand in demands if demand.trials > 0), key=lambda demand: demand.experiment_id)
@@ -212,14 +213,22 @@ class _Leaf:
     def line_up(self) -> None:
         """Is alone."""
 
+    def next_cost(self) -> float:
+        """The share that its next trial would take."""
+        return self._cost_alone if self.got < self.demand.alone else self._cost
+
+    def most(self) -> float:
+        """The share that all its trials would take."""
+        alone = min(self.demand.alone, self.demand.trials)
+        return alone * self._cost_alone + (self.demand.trials - alone) * self._cost
+
     def offer(self, room: _Room) -> float:
         """Takes one trial if it can; the share that it took."""
         demand, got = self.demand, self.got
-        is_alone = got < demand.alone
-        if not room.take(self._alone if is_alone else demand.needs, not got):
+        if not room.take(self._alone if got < demand.alone else demand.needs, not got):
             self.over = True
             return 0.0
-        cost = self._cost_alone if is_alone else self._cost
+        cost = self.next_cost()
         self._share += cost
         self.got = got = got + 1
         self.over = got >= demand.trials
@@ -238,12 +247,18 @@ class _Leaf:
 class _Party:
     """Everybody, a project or a person: whoever of its members has the smallest key is next."""
 
-    __slots__ = ("_got", "_members", "_oldest", "_running", "_share", "_used", "_weight", "key", "over", "queue")
+    __slots__ = (
+        *("_due", "_got", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight"),
+        *("key", "over", "queue"),
+    )
 
     def __init__(self, oldest: int, weight: float = 1.0, used: float | None = None) -> None:
         self._oldest, self._weight, self._used = oldest, weight, used
         self._members: dict[object, _Party | _Leaf] = {}
         self._share, self._got, self._running = 0.0, 0, 0
+        self._due, self._turn = math.inf, False
+        """The share that is due to it where weights differ, and whether it is its turn to go beyond it by a part of a
+        trial."""
         self.queue: list[tuple[tuple[float, ...], _Party | _Leaf]] = []
         self.over = False
         """Whether nobody of it takes any more."""
@@ -272,6 +287,9 @@ class _Party:
         """Begins."""
         for member in self._members.values():
             member.line_up()
+        parties = [member for member in self._members.values() if isinstance(member, _Party)]
+        if len({party._weight for party in parties}) > 1:
+            _entitle(parties)
         self.queue = [(member.key, member) for member in self._members.values()]
         heapq.heapify(self.queue)
         self.over, self.key = not self.queue, self._place()
@@ -292,9 +310,50 @@ class _Party:
             self.key = self._place()
         return taken
 
+    def next_cost(self) -> float:
+        """The share that its next trial would take."""
+        return self.queue[0][1].next_cost() if self.queue else 0.0
+
+    def most(self) -> float:
+        """The share that all trials that its members ask for would take."""
+        return math.fsum(member.most() for member in self._members.values())
+
     def _place(self) -> tuple[float, ...]:
         tie = float(self._got >= self._running) if self._used is None else self._used
-        return self._share / self._weight, tie / self._weight, self._oldest
+        share, used = self._share / self._weight, tie / self._weight
+        if self._due == math.inf or self._share + self.next_cost() <= self._due + 1e-9:
+            return 0, share, used, self._oldest
+        if self._share >= self._due - 1e-9:
+            return 2, share, used, self._oldest
+        if self._turn:
+            return 0, share, used, self._oldest
+        return 1, used, share, self._oldest
+
+
+def _entitle(parties: Sequence[_Party]) -> None:
+    """Tells parties of different weights what is due to each: as much for its weight, or all that it asks for.
+
+    Trials that are due to them in part go to those that used least for their weight or, where nothing is known of that,
+    to those that run them. One that is larger than all these parts takes from what is due to others: it is its turn
+    while it used less than all did in the mean.
+    """
+    weights, left = math.fsum(party._weight for party in parties), 1.0
+    mean = math.fsum(party._used or 0.0 for party in parties) / weights
+    parts, split = 0.0, list[tuple[float, int, float, _Party]]()
+    for most, party in sorted(((one.most(), one) for one in parties), key=lambda row: row[0] / row[1]._weight):
+        party._due, cost = min(most, left * party._weight / weights), party.next_cost()
+        left, weights = left - party._due, weights - party._weight
+        whole = math.floor(party._due / cost + 1e-9) if cost > 0 else 0
+        if (part := party._due - whole * cost) > 1e-9:
+            used = party._used if party._used is not None else -float(party._running > whole)
+            parts += part
+            split.append((used / party._weight, party._oldest, cost, party))
+    left = parts
+    for used, _, cost, party in sorted(split, key=lambda row: row[:2]):
+        party._turn = cost <= left + 1e-9 or (cost > parts + 1e-9 and used < mean)
+        left -= cost * party._turn
+    for party in parties:
+        party.key = party._place()
 
 
 def _total(nodes: Sequence[Amount]) -> Amount:

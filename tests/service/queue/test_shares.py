@@ -1,7 +1,10 @@
 """Shares of a cluster: who gets how many trials, against brute force and by laws that must hold."""
 
-import itertools
+import math
+import random
 import time
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -157,22 +160,83 @@ class TestPartsOfCards:
         assert allocate([half], [Amount(9, 0.9999999999999999)], most_experiments=9) == {1: 2}
 
 
+def due(projects: list[tuple[float, int]], slots: int) -> list[Fraction]:
+    """What each of a list of weights and trials is due: as much for its weight, or all that it asks for."""
+    found, left = [Fraction(0)] * len(projects), Fraction(slots)
+    hungry = set(range(len(projects)))
+    while hungry and left:
+        level = left / sum(Fraction(projects[at][0]) for at in hungry)
+        full = {at for at in hungry if projects[at][1] <= found[at] + level * Fraction(projects[at][0])}
+        for at in full or hungry:
+            gets = projects[at][1] - found[at] if full else level * Fraction(projects[at][0])
+            found[at], left = found[at] + gets, left - gets
+        hungry = hungry - full if full else set()
+    return found
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), min_size=1, max_size=6),
     st.integers(1, 40),
+    st.lists(st.integers(0, 9), min_size=6, max_size=6),
 )
-def test_shares_follow_weights(projects: list[tuple[float, int]], slots: int) -> None:
-    """Nobody who wants more has a trial less, for its weight, than anybody else could give up (max-min fairness)."""
+def test_shares_follow_weights(projects: list[tuple[float, int]], slots: int, used: list[int]) -> None:
+    """Each has what it is due but for a part of a trial, whoever used what before."""
     asked = [
-        Demand(number, trials, ONE, project_id=number, owner="ada", weight=weight)
-        for number, (weight, trials) in enumerate(projects, 1)
+        Demand(number, trials, ONE, project_id=number, owner="ada", weight=weight, running=used[number])
+        for number, (weight, trials) in enumerate(projects)
     ]
-    got = allocate(asked, [Amount(slots)], most_experiments=99)
-    assert sum(got.values()) == min(slots, sum(trials for _, trials in projects))
-    for poor, rich in itertools.permutations(asked, 2):
-        mine, other = got.get(poor.experiment_id, 0), got.get(rich.experiment_id, 0)
-        if mine < poor.trials and other:
-            assert (other - 1) / rich.weight <= mine / poor.weight + 1e-9
+    usage = Usage()
+    usage.add(asked, [Amount(slots)], 60)
+    for remembered in (None, usage):
+        got = allocate(asked, [Amount(slots)], most_experiments=99, usage=remembered)
+        assert sum(got.values()) == min(slots, sum(trials for _, trials in projects))
+        for number, share in enumerate(due(projects, slots)):
+            assert math.floor(share) <= got.get(number, 0) <= math.ceil(share)
+
+
+@pytest.mark.parametrize(
+    ("weights", "slots"),
+    [((3, 1), 1), ((3, 1), 2), ((2, 1), 2), ((3, 2), 4), ((5, 1), 3), ((4, 2, 1), 3), ((10, *[1] * 10), 10)],
+)
+def test_what_is_due_in_part_is_had_in_turns(weights: tuple[int, ...], slots: int) -> None:
+    """Trials of many lengths end one by one, and who has no more than it may goes on where one of its own has ended."""
+    rng, usage, nodes = random.Random(0), Usage(), [Amount(slots)]
+    ends: list[list[int]] = [[] for _ in weights]
+    ran = [0] * len(weights)
+    for now in range(2000 * len(weights) // slots):
+        asked = [
+            Demand(number, 9999, ONE, project_id=number, owner="ada", weight=weight, running=len(ends[number]))
+            for number, weight in enumerate(weights)
+        ]
+        usage.add(asked, nodes, 0.5)
+        got = allocate(asked, nodes, most_experiments=99, usage=usage)
+        for number, mine in enumerate(ends):
+            going = [end for end in mine if end > now]
+            going += [now + rng.randint(10, 30) for _ in range(min(got.get(number, 0), len(mine)) - len(going))]
+            ends[number] = going
+        for number in rng.sample(range(len(weights)), len(weights)):
+            while len(ends[number]) < got.get(number, 0) and sum(map(len, ends)) < slots:
+                ends[number].append(now + rng.randint(10, 30))
+        assert sum(map(len, ends)) == slots, "none stays empty"
+        ran = [before + len(mine) for before, mine in zip(ran, ends, strict=True)]
+    for had, weight in zip(ran, weights, strict=True):
+        assert had / sum(ran) == pytest.approx(weight / sum(weights), rel=0.1)
+
+
+def test_a_large_trial_of_which_a_part_is_due_has_its_turn_too() -> None:
+    usage, nodes = Usage(), [Amount(8)]
+    small, large = of_project(1, weight=3), Demand(2, 9, Amount(5), project_id=2, owner="bob")
+    assert allocate([small, large], nodes, most_experiments=9, usage=usage) == {1: 8}
+    usage.add([replace(small, running=8)], nodes, 10)
+    assert allocate([small, large], nodes, most_experiments=9, usage=usage) == {2: 1, 1: 3}
+
+
+def test_a_turn_stops_nobody() -> None:
+    """What may go on where trials give way at once: those that run."""
+    for running in ((2, 0), (1, 1)):
+        heavy, light = of_project(1, weight=3, running=running[0]), of_project(2, running=running[1])
+        got = allocate([heavy, light], [Amount(2)], most_experiments=9)
+        assert (got.get(1, 0), got.get(2, 0)) == running
 
 
 @pytest.mark.parametrize("slots", [1, 4])
