@@ -159,6 +159,8 @@ class TestUnbeaten:
                 found = unbeaten([*others, far], Metric.LIPSCHITZ_BOUND, judged)
                 assert found == [index for index in expected if index < judged]
         assert unbeaten([*rows, of(10.0**power)], Metric.LIPSCHITZ_BOUND) == [2, 3, 4]
+        alike = [of(1.0, 1.0), of(1.00001, 1.00001)]
+        assert unbeaten([*alike, of(10.0**power, 10.0**power)], Metric.LIPSCHITZ_BOUND) == [0, 1]
 
     @given(
         rows=st.lists(
