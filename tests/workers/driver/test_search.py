@@ -303,6 +303,7 @@ class TestHalving:
         waiting = ["a", "b", "c"]
         tuner = SimpleNamespace(
             _actor_cache=cache,
+            _actor_manager=SimpleNamespace(_pending_actors_to_attrs={}),
             _pending_trials_list=["gone", *waiting],
             _pending_trials=set(waiting),
             _trial_to_actor={},
