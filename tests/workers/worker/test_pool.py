@@ -7,11 +7,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import update
 
-from service.database import TrialState
+from service.database import Experiment, Project, TrialState
 from service.experiments import actions
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from service.database import Trial
     from tests.workers.conftest import Lab
 
@@ -52,6 +55,26 @@ def test_grids_share_and_urgent_ones_come_first(lab: Lab) -> None:
     lab.database.write(lambda session: actions.change(session, first, {"max_concurrent_trials": 10_000}))
     lab.wait_for(lambda: _running(lab, first)[first] == 2, 180)
     assert {trial.deaths for trial in lab.trials(first)} == {0}
+
+
+@pytest.mark.deep
+def test_what_is_due_to_a_project_in_part_is_had_in_turns(lab: Lab) -> None:
+    """Weights of three and one on two places: half of the time the first has both."""
+    grids = [lab.post(ENDLESS[:90], epochs=4, seconds=0.5) for _ in range(2)]
+
+    def own(session: Session) -> None:
+        for number, weight in zip(grids, (3.0, 1.0), strict=True):
+            project = Project(name=f"weight {weight:g}", weight=weight)
+            session.add(project)
+            session.flush()
+            session.execute(update(Experiment).where(Experiment.id == number).values(project_id=project.id))
+
+    lab.database.write(own)
+    lab.settings["TTSV_WORKER_CPUS"] = "2"
+    lab.start_worker()
+    lab.wait_for(lambda: sum(len(lab.results(number)) for number in grids) >= 60, 300)
+    done = [len(lab.results(number)) for number in grids]
+    assert done[0] / sum(done) == pytest.approx(0.75, rel=0.1)
 
 
 @pytest.mark.deep
