@@ -129,7 +129,7 @@ class Planner:
         top: dict[str, FieldValue] = {}
         nested: dict[str, dict[str, FieldValue]] = {}
         for path, value in fields.items():
-            part, name = _PLACES[path]
+            part, _, name = path.rpartition(".")
             (nested.setdefault(part, {}) if part else top)[name] = value
         values: dict[str, Any] = {**top, **{name: self._part(name, inner) for name, inner in nested.items()}}
         given = TrialConfig(**values)
@@ -179,8 +179,6 @@ _PARTS: dict[str, type[Checked]] = {
 
 
 _DEFAULTS = {path: info.default for path, info in field_infos().items()}
-_PLACES = {path: (path.rpartition(".")[0], path.rpartition(".")[2]) for path in field_infos()}
-"""Path -> the part that has the field, empty for the trial itself, and the field's name there."""
 
 
 def _is_set(config: TrialConfig, path: str) -> bool:

@@ -494,7 +494,7 @@ def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[
 
 def test_radii_of_every_image_are_read_from_their_file(live: Site, browse: Callable[..., Tab]) -> None:
     """Where the file of predictions is there, the curve has a point for each of many radii."""
-    torch = pytest.importorskip("torch")
+    import torch  # which no other test of pages needs
     from safetensors.torch import save_file
 
     folder = live.data_dir / "trials" / "1" / "1"

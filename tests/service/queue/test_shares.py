@@ -22,13 +22,16 @@ nodes_of_a_cluster = st.lists(
 
 @st.composite
 def demands(draw: st.DrawFn) -> list[Demand]:
+    weights = {None: 1.0, 1: draw(st.sampled_from([1.0, 0.001])), 2: draw(st.sampled_from([1.0, 3.0, 1000.0]))}
+    projects = st.sampled_from([None, 1, 2])
     return [
         Demand(
             number,
             trials=draw(st.integers(0, 9)),
             needs=draw(amounts),
             priority=draw(st.integers(-1, 1)),
-            project_id=draw(st.sampled_from([None, 1, 2])),
+            project_id=(project := draw(projects)),
+            weight=weights[project],
             owner=draw(st.sampled_from([None, "ada", "bob"])),
             running=draw(st.integers(0, 3)),
         )
