@@ -2,10 +2,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters: one more than there are
-# cores, as some wait for most of their time, and at most four. Files in their order, which tests/conftest.py gives: those
-# that take longest are first.
-PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 3 ? 4 : n + 1)))
+# Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters: two more than there are
+# cores, as those that wait leave two cores a tenth idle with three, and at most four. Files in their order, which
+# tests/conftest.py gives: those that take longest are first.
+PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 2 ? 4 : n + 2)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Else each of the hundreds of processes that tests start would compile the project anew.
