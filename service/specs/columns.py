@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from service.errors import FieldProblem, QueryError
@@ -185,6 +186,8 @@ def known_field(name: str, where: str, *, also: Iterable[str] = ()) -> str:
         return _last_parts()[name]
     if name in METRICS:
         raise QueryError([FieldProblem(where, f"{name} is a metric, not a field of a trial: {_of_metric(name)}")])
+    if several := _ending_in(name):
+        raise QueryError([FieldProblem(where, f"{name} may be {' or '.join(several)}: write which")])
     names = [*infos, *_last_parts(), *METRICS, *also]
     called = _OTHERWISE.get(name.rpartition(".")[2].lower())
     near = called or next(
@@ -201,13 +204,18 @@ def _of_metric(name: str) -> str:
     return f"rank a leaderboard by it (metric={name}), show it (metrics={name}), or sort trials by it (sort=-{name})"
 
 
-def nearest_said(name: str) -> str:
-    """Which field a name that is none may mean, by path: one that is spelt like it, or called so elsewhere."""
+def nearest_said(name: str, here: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Which field a name that is none may mean, by path: one that is spelt like it, or called so elsewhere.
+
+    `here` are the names that are understood where it stands, with what each is as a whole: of names that are spelt like
+    it these come first.
+    """
     last = name.rpartition(".")[2].lower()
     last = _OTHERWISE.get(last, last)
-    spelt = {**_last_parts(), **{path: path for path in field_infos()}}
-    near = last if last in spelt else next(iter(difflib.get_close_matches(last, spelt, 1, 0.7)), None)
-    return "" if near is None else f"the nearest is {spelt[near]}; "
+    near = [last] if last in field_infos() else _ending_in(last)
+    for names in (here, {**_last_parts(), **{path: path for path in field_infos()}}):
+        near = near or [names[one] for one in difflib.get_close_matches(last, names, 1, 0.7)]
+    return f"the nearest is {' or '.join(near)}; " if near else ""
 
 
 def known_fields(names: Iterable[str], where: str) -> tuple[str, ...]:
@@ -222,6 +230,11 @@ def cell_field(name: str, where: str) -> str:
         why = "rows are means over seeds" if field == "seed" else "a leaderboard is of one"
         raise QueryError([FieldProblem(where, f"{field} tells no rows apart: {why}")])
     return field
+
+
+def _ending_in(last: str) -> list[str]:
+    """The paths of all fields whose last part is so called."""
+    return [path for path in field_infos() if path.rpartition(".")[2] == last]
 
 
 @cache

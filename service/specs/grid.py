@@ -298,6 +298,7 @@ def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem
     """Nested fields as dotted paths; unknown ones and wrong values as problems."""
     infos = field_infos()
     parts = {path.partition(".")[0] for path in infos if "." in path}
+    known = sorted(parts | {path for path in infos if "." not in path})
     flat: dict[str, FieldValue] = {}
     for key, value in part_of_spec.items():
         if key in infos and "." not in key:
@@ -311,11 +312,15 @@ def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem
                 if name in names:
                     flat[f"{key}.{name}"] = inner
                 else:
-                    fix = f"unknown; {nearest_said(name)}the fields here are {', '.join(names)}"
+                    near = nearest_said(name, {one: f"{key}.{one}" for one in names})
+                    fix = f"unknown; {near}the fields here are {', '.join(names)}"
                     problems.append(FieldProblem(f"{where}.{key}.{name}", fix))
+        elif key in infos:
+            part, _, name = key.partition(".")
+            problems.append(FieldProblem(f"{where}.{key}", f"is a field of {part} here: write {part}: {{{name}: ...}}"))
         else:
-            known = ", ".join(sorted(parts | {path for path in infos if "." not in path}))
-            problems.append(FieldProblem(f"{where}.{key}", f"unknown; {nearest_said(key)}the fields are {known}"))
+            near = nearest_said(key, {one: one for one in known})
+            problems.append(FieldProblem(f"{where}.{key}", f"unknown; {near}the fields are {', '.join(known)}"))
     fixes = {path: value_fix(infos[path], value) for path, value in flat.items()}
     problems += [FieldProblem(f"{where}.{path}", fix) for path, fix in fixes.items() if fix]
     return flat

@@ -66,6 +66,13 @@ def test_an_unknown_field_is_refused_with_the_nearest(name: str, near: str) -> N
         known_field(name, "where")
 
 
+def test_a_last_part_of_several_fields_is_refused_with_all_of_them() -> None:
+    with pytest.raises(
+        QueryError, match=r"batch_size may be training\.batch_size or evaluation\.batch_size: write which"
+    ):
+        known_field("batch_size", "sort")
+
+
 def drawn(rng: random.Random) -> list[dict[str, Any]]:
     """A grid in which some fields follow from others, a part of its trials, each with several seeds."""
     lrs, pads = rng.sample([0.1, 0.05, 0.01, 0.2], 3), rng.sample([0, 2, 4], 2)

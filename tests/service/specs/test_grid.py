@@ -258,6 +258,20 @@ class TestProblems:
         assert found["grid.delta"] == "is set in base too; remove it here or base.delta"
 
     @pytest.mark.parametrize(
+        ("base", "where", "said"),
+        [
+            ({"traning": {"lr": 0.1}}, "base.traning", "unknown; the nearest is training; "),
+            ({"Evaluation": {"attack": "pgd"}}, "base.Evaluation", "unknown; the nearest is evaluation; "),
+            ({"lr": 0.1}, "base.lr", "unknown; the nearest is training.lr; "),
+            ({"training": {"batchsize": 8}}, "base.training.batchsize", "; the nearest is training.batch_size; "),
+            ({"training": {"every": 8}}, "base.training.every", "the nearest is clipping.every or division.every; "),
+            ({"training.lr": 0.1}, "base.training.lr", "is a field of training here: write training: {lr: ...}"),
+        ],
+    )
+    def test_the_nearest_name_is_one_that_can_stand_there(self, base: dict[str, Any], where: str, said: str) -> None:
+        assert said in problems_of(BASE | base)[where]
+
+    @pytest.mark.parametrize(
         "chooser",
         [
             {"scheduler": {"type": "asha"}},
