@@ -76,7 +76,8 @@ def result_frame(trials: Iterable[TrialOut], shown: Shown = EVERY) -> "pd.DataFr
 
 def board_frame(board: BoardOut) -> "pd.DataFrame":
     """One row per cell shown, indexed by it: its place, the fields in which rows differ by short name, how many of its
-    trials have results, and of each metric the mean under its name and the deviation as `accuracy_std`.
+    trials have results, and of each metric the mean under its name and the deviation as `accuracy_std`. A metric that
+    some of a row's results lack has the number of those that have it, too, as `accuracy_seeds`.
 
     `attrs["columns"]` names these fields, `attrs["common"]` has what the rows share.
     """
@@ -87,11 +88,13 @@ def board_frame(board: BoardOut) -> "pd.DataFrame":
         own = {column.name: row.fields[column.field] for column in differing}
         counts = {"cell": row.cell, "place": row.place, **own, "seeds": row.seeds, "trials": row.trials}
         means = {name: one.mean for name, one in row.metrics.items()}
-        rows.append(counts | means | {f"{name}_std": one.std for name, one in row.metrics.items()})
+        others = {f"{name}_std": one.std for name, one in row.metrics.items()}
+        rows.append(counts | means | others | {f"{name}_seeds": one.seeds for name, one in row.metrics.items()})
     names = ["cell", "place", *(column.name for column in differing), "seeds", "trials"]
     metrics = dict.fromkeys(name for row in board.rows for name in row.metrics)
-    names += [name for metric in metrics for name in (metric, f"{metric}_std")]
-    frame = pd.DataFrame(rows, columns=names).set_index("cell")
+    lacking = {name for row in board.rows for name, one in row.metrics.items() if one.seeds < row.seeds}
+    names += [name for one in metrics for name in (one, f"{one}_std", *([f"{one}_seeds"] if one in lacking else []))]
+    frame = pd.DataFrame(rows, columns=names).astype({f"{name}_seeds": "Int64" for name in lacking}).set_index("cell")
     return _told(frame, [column.name for column in differing], board.common)
 
 

@@ -26,6 +26,9 @@ FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
 _MOST_SAID = 3
 """Rarer values that are said above a table of a field that is no column of it."""
 
+_PARTS = ("mean", "std", "min", "max")
+"""Of a metric over the seeds of a cell: the columns that a CSV file has in any case."""
+
 Value = str | int | float | bool | None
 """What a CSV file has in a place."""
 
@@ -300,10 +303,17 @@ def board_records(
     Without those that are `hidden`. `status` is `ranked` or, on a board beside the first, `apart`: one row
     per cell and board. Then come `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell
     without any) and `invalid` (a result that cannot be true), whose numbers are empty. `reason` says why a row is not
-    simply ranked.
+    simply ranked. A metric that some of a row's results lack has a column that says of how many seeds it is.
     """
     measured = {name for board in found.boards for row in board.rows for name in row.metrics}
     metrics = [m for m in Metric if m in (wanted or measured)]
+    lacking = {
+        name
+        for board in found.boards
+        for row in board.rows
+        for name, one in row.metrics.items()
+        if one["seeds"] < row.seeds
+    }
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
     differing = [column.field for column in (*found.columns, *found.decided)]
@@ -311,7 +321,7 @@ def board_records(
     fields = [path for path in every if path not in hidden]
     header = ["status", "reason", "protocol", "place", "cell", *fields, "seeds", "trials", "missing_seeds", "on_front"]
     header.append("best")
-    header += [f"{m}_{part}" for m in metrics for part in ("mean", "std", "min", "max")]
+    header += [f"{m}_{part}" for m in metrics for part in (*_PARTS, *(["seeds"] if m in lacking else []))]
     header += [f"paper_{m}" for m in printed]
     header += [f"{m}_{part}" for m in metrics for part in ("difference", "difference_error")]
     records = [_of_row(board, row, metrics, printed, fields) for board in found.boards for row in board.rows]
@@ -336,7 +346,7 @@ def _of_row(
     }
     for m in metrics:
         if spread := row.metrics.get(m):
-            record |= {f"{m}_{part}": spread[part] for part in ("mean", "std", "min", "max")}
+            record |= {f"{m}_{part}": value for part, value in spread.items()}
         if change := (row.difference or {}).get(m):
             record |= {f"{m}_difference": change.mean, f"{m}_difference_error": change.error}
     for m in printed:

@@ -21,6 +21,16 @@ def test_a_leaderboard_has_the_fields_that_differ() -> None:
     assert frame.attrs["columns"] == ["rank"]
 
 
+def test_a_metric_that_some_results_lack_says_of_how_many_seeds_it_is() -> None:
+    (board,) = LeaderboardOut.model_validate(LEADERBOARD).boards
+    first, *others = board.rows
+    lacking = first.metrics["accuracy"].model_copy(update={"seeds": first.seeds - 1})
+    row = first.model_copy(update={"metrics": {**first.metrics, "accuracy": lacking}})
+    frame = board_frame(board.model_copy(update={"rows": [row, *others]}))
+    assert frame.loc[row.cell, "accuracy_seeds"] == row.seeds - 1
+    assert [name for name in frame.columns if name.endswith("_seeds")] == ["accuracy_seeds"]
+
+
 def test_a_matrix_has_means_and_counts_beside_each_other() -> None:
     measured = {"mean": 0.5, "std": 0.25, "seeds": 2, "trials": 3, "cells": 1, "missing": {}}
     hole = {"mean": None, "std": None, "seeds": 0, "trials": 3, "cells": 0, "missing": {"diverged": 3}}

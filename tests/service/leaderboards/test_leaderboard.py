@@ -28,7 +28,7 @@ from service.leaderboards.leaderboard import leaderboard, measured_datasets, tri
 from service.leaderboards.metrics import Metric
 from service.leaderboards.scatter import scatter_plot
 from service.leaderboards.score_ranks import tie_of
-from service.leaderboards.sheets import board_sheets
+from service.leaderboards.sheets import board_records, board_sheets
 from service.leaderboards.text_tables import Measured
 from service.paper.reference import references
 from tests.examples import examples
@@ -941,6 +941,13 @@ class TestQuestions:
         place = matrix.texts[0][1]
         assert isinstance(place, Measured)
         assert (place.said, place.of) == ("37.50 ± 17.68", "2 of 3")
+        header, (record,) = board_records(found)
+        assert dict(zip(header, record, strict=True))["robust_accuracy_seeds"] == 2
+        assert [name for name in header if name.endswith("seeds")] == [
+            "seeds",
+            "missing_seeds",
+            "robust_accuracy_seeds",
+        ]
 
     @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:
