@@ -71,7 +71,8 @@ def trials_sheet(
     among: Sequence[TrialFields] = (),
     most: int | None = None,
 ) -> Sheet:
-    """One row per trial: the fields shown, its state, epochs and test accuracy; above, what all trials share.
+    """One row per trial: the fields shown, its state, with the class of its failure, epochs and test accuracy; above,
+    what all trials share.
 
     `among`: configurations of more trials than have a row, whose columns are wanted. `most`: of the fields so many at
     most; the others are named above.
@@ -84,6 +85,8 @@ def trials_sheet(
     rows: list[list[Cell]] = []
     for trial, own in zip(trials, fields.rows, strict=True):
         result, state = trial.result, trial.state.value
+        if trial.failure not in (None, state):
+            state = f"{state} ({trial.failure})"
         if result is not None and not result.valid:  # its numbers cannot be true
             result, state = None, f"{state}, invalid"
         accuracy = None if result is None else read(Metric.ACCURACY, result.accuracy, None)

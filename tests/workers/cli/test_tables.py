@@ -11,7 +11,7 @@ from service.api.dry_run import _EXAMPLE
 from service.api.openapi_examples.trials import TRIAL
 from service.leaderboards.text_tables import Sheet
 from service.schemas.dry_runs import DryRunOut
-from service.schemas.trial_tables import Shown
+from service.schemas.trial_tables import Shown, trials_sheet
 from service.schemas.trials import TrialOut
 from workers.cli.client_options import print_whole
 from workers.cli.tables import dry_run_table, duration, sheet_table, show_silences
@@ -55,6 +55,16 @@ def test_what_stands_above_a_narrow_table_is_not_broken_at_its_width() -> None:
     screen = Console(width=60, record=True, file=io.StringIO())
     print_whole(screen, sheet_table(Sheet("digits: not on the leaderboards", ["holes"], [True], [[1]], [])))
     assert screen.export_text().splitlines()[0].strip() == "digits: not on the leaderboards"
+
+
+@pytest.mark.parametrize(
+    ("state", "failure", "said"),
+    [("failed", "timeout", "failed (timeout)"), ("diverged", "diverged", "diverged"), ("queued", None, "queued")],
+)
+def test_a_trial_that_failed_says_how(state: str, failure: str | None, said: str) -> None:
+    trial = TrialOut.model_validate(TRIAL | {"state": state, "failure": failure, "result": None})
+    sheet = trials_sheet([trial])
+    assert sheet.rows[0][sheet.headings.index("state")] == said
 
 
 def test_it_is_said_how_long_trials_are_silent_and_may_be() -> None:
