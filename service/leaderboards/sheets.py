@@ -346,7 +346,7 @@ def _of_row(
     }
     for m in metrics:
         if spread := row.metrics.get(m):
-            record |= {f"{m}_{part}": value for part, value in spread.items()}
+            record |= {f"{m}_{part}": spread[part] for part in ("mean", "std", "min", "max", "seeds")}
         if change := (row.difference or {}).get(m):
             record |= {f"{m}_difference": change.mean, f"{m}_difference_error": change.error}
     for m in printed:
