@@ -31,10 +31,10 @@ _WORDS = {
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} items",
     "too_long": "must have at most {max_length} items",
     "string_too_short": "must have at least {min_length} characters",
@@ -69,7 +69,9 @@ def _fields(error: ErrorDetails, body: Any) -> list[FieldProblem]:
     words = _WORDS.get(kind)
     if words is None:
         return [FieldProblem(path, str(error["msg"]).removeprefix("Value error, "))]
-    message = WORDS.get(context.get("pattern", ""), words.format(**context))
+    # Limits of numbers with a point come as such, and are written as they were set: 0, not 0.0.
+    told = {name: int(one) if type(one) is float and one.is_integer() else one for name, one in context.items()}
+    message = WORDS.get(context.get("pattern", ""), words.format(**told))
     return [FieldProblem(path, message if kind in _SAY_NO_VALUE else f"{message}, not {shown(value)}")]
 
 

@@ -50,6 +50,12 @@ def said(response: Any) -> dict[str, str]:
         ),
         ({"priority": "high"}, "priority", 'must be a whole number, not "high"'),
         ({"repeat": 0}, "repeat", "must be at least 1, not 0"),
+        (
+            {"search": SEARCH | {"space": {"training.lr": {"choice": [0.1]}}, "seed": 2**32}},
+            "search.seed",
+            "must be at most 4294967295, not 4294967296",
+        ),
+        ({"timeout_seconds": 0}, "timeout_seconds", "must be above 0, not 0"),
         ({"grid": {"rank": 3}}, "grid.rank", "must be a list, not 3"),
         ({"seeds": [1]}, "seeds", "unknown field; remove it, or see /docs for the fields there are"),
         ({"notes": 7}, "notes", "must be a text, not 7"),
@@ -72,6 +78,8 @@ def test_of_a_spec(sqlite_api: TestClient, change: dict[str, Any], field: str, m
         ("trials?rank=nan", "rank", 'must be a number such as 8 or 0.25, or none (not decomposed), not "nan"'),
         ("trials?rank=1_0", "rank", 'must be a number such as 8 or 0.25, or none (not decomposed), not "1_0"'),
         ("trials?state=lost", "state[0]", "must be 'queued', 'running', 'succeeded', 'early_stopped', 'failed', "),
+        ("trials?limit=1001", "limit", 'must be at most 1000, not "1001"'),
+        ("leaderboards/digits?min_seeds=2000000", "min_seeds", 'must be at most 1000000, not "2000000"'),
         ("trials?limit=ten", "limit", 'must be a whole number, not "ten"'),
         ("trials?limit=" + "1" * 5000, "limit", "must be a whole number of fewer digits, not "),
         (
