@@ -239,7 +239,7 @@ def _notes(board: Board, paper: bool) -> list[str]:
     named = configurations_said(board.shape, [row.config for row in board.rows])
     lacking = [f"{one}: {missing_said(row.missing)}" for one, row in zip(named, board.rows, strict=True) if row.missing]
     if lacking:
-        notes.append("Rows that lack seeds (k of N) stand after complete ones.")
+        notes.append("Rows that lack seeds (k of N) have places behind complete ones.")
         notes.append("Missing: " + "; ".join(lacking) + ".")
     if board.unmeasured:
         notes.append(f"{_unmeasured(board)} this metric.")

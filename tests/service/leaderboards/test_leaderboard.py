@@ -950,6 +950,17 @@ class TestQuestions:
         ]
 
     @MODES
+    def test_in_the_order_of_a_field_incomplete_rows_have_places_behind_complete_ones(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        """They may stand before these: what is said of them holds there, too."""
+        rank([Run(0, 0, accuracy=0.75), Run(0, 1, protocol=None), Run(1, 0), Run(1, 1)])
+        found = ask(session, filters=Filters(tag=tag), sort="rank")
+        sheet = board_sheets(found, "digits", Metric.ACCURACY)[0]
+        assert [(row[0], row[1]) for row in sheet.rows] == [(2, 0), (1, 1)]
+        assert "Rows that lack seeds (k of N) have places behind complete ones." in sheet.notes
+
+    @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:
         rank([Run(0, 0), Run(1, 0)])
         board = only_board(ask(session, "robust_accuracy", filters=Filters(tag=tag)))
