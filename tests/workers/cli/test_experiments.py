@@ -232,7 +232,7 @@ class TestLooking:
         assert line.startswith("failed    | trials 2/2")
         assert above == "All rows: model small-cnn, layer tt, rank 4."
         assert headings == "id\tseed\tstate\tepoch\taccuracy (%)"
-        assert sorted(row.split("\t")[:3] for row in trials) == [["1", "0", "succeeded"], ["2", "1", "failed"]]
+        assert sorted(row.split("\t")[:3] for row in trials) == [["1", "0", "succeeded"], ["2", "1", "failed (oom)"]]
         chosen = run("watch", number, "--columns", "layer,lr", "--hide", "layer", code=1).stdout.splitlines()
         assert chosen[2] == "id\tlr\tstate\tepoch\taccuracy (%)"
         assert "the nearest is layer" in run("watch", number, "--hide", "layr", code=1).stderr
