@@ -4,7 +4,7 @@ Of the user's own data that are not there a spec is refused where service and wo
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from service.database.engine import Database
 from service.errors import FieldProblem, SpecError
@@ -14,6 +14,7 @@ from service.specs.grid import search_base
 from service.specs.planner import CellCount, GridCount, Plan, warnings
 from service.specs.spec import ExperimentSpec
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
+from ttsv.config.fields import FieldValue
 from ttsv.data.catalog import FETCHED, own_set
 
 _PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
@@ -26,7 +27,7 @@ def spec_warnings(database: Database, settings: Settings, spec: ExperimentSpec, 
     where = "this service's data folder has none; every node that runs a trial must have it"
     of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
     of_data += _absent_published(spec, plan.cells, settings)
-    of_data += _absent_corruptions(plan.cells, settings)
+    of_data += _absent_corruptions(spec, plan.cells, settings)
     return [*warnings(spec, plan), *of_data, *_of_processors(database, spec, plan)]
 
 
@@ -43,13 +44,15 @@ def _of_processors(database: Database, spec: ExperimentSpec, plan: Plan | GridCo
 
 def _of_bf16(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
     count = sum(cell.trials for cell in plan.cells if cell.config.training.precision == "bf16")
-    if not count or spec.resources.gpus:
+    searched = "bf16" in _searched(spec, "training.precision")
+    if not (count or searched) or spec.resources.gpus:
         return []
     with database.read() as session:
         if not census.unfit_for_bf16(session):
             return []
+    trials = "trials" if searched else f"{count} trial{'s' * (count > 1)}"
     refused = (
-        f"training.precision: {count} trial{'s' * (count > 1)} in bf16 will be refused by every worker that is "
+        f"training.precision: {trials} in bf16 will be refused by every worker that is "
         "there: their processors have no instructions for it; take float32, or a GPU (resources.gpus)"
     )
     return [refused]
@@ -73,22 +76,30 @@ def _absent_published(spec: ExperimentSpec, cells: Iterable[CellCount], settings
 
 def _datasets(spec: ExperimentSpec, cells: Iterable[CellCount]) -> set[str]:
     """The data sets of all trials, those of a search that are still to be drawn included."""
-    searched = spec.search.space.get("dataset", {}).get("choice", ()) if spec.search else ()
-    given = {search_base(spec).get("dataset"), *searched, *(cell.config.dataset for cell in cells)}
-    return {str(name) for name in given if name}
+    return {*map(str, _searched(spec, "dataset")), *(cell.config.dataset for cell in cells)}
 
 
-def _absent_corruptions(cells: Iterable[CellCount], settings: Settings) -> list[str]:
+def _searched(spec: ExperimentSpec, path: str) -> Sequence[FieldValue]:
+    """What the trials of a search may have for a field that was given or is drawn from a list; of other specs none."""
+    if spec.search is None:
+        return ()
+    base = search_base(spec)
+    return [base[path]] if path in base else spec.search.space.get(path, {}).get("choice", ())
+
+
+def _absent_corruptions(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> list[str]:
     """What is said of published corruptions that are not in the data folder: they may still be put there."""
     counts: Counter[str] = Counter()
     for cell in cells:
         if cell.config.evaluation.corruptions == "published":
             counts[cell.config.dataset] += cell.trials
+    if "published" in _searched(spec, "evaluation.corruptions"):
+        counts.update(dict.fromkeys(_datasets(spec, cells), 0))
     found = []
     for dataset, count in sorted(counts.items()):
         name = PUBLISHED_CORRUPTIONS[dataset]
         if not (settings.data_dir / "datasets" / name).is_dir():
-            fails = "the trial fails" if count == 1 else f"{count} trials fail"
+            fails = "the trial fails" if count == 1 else f"{count or 'its'} trials fail"
             why = f"this service's data folder has no datasets/{name}, without which {fails} at the start"
             fix = "unpack its publisher's archive there, on every node that runs them, or take generated ones"
             found.append(f"evaluation.corruptions: {why}; {fix}")

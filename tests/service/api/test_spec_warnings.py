@@ -96,3 +96,37 @@ def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
     assert again.headers["Location"] == f"/v1/experiments/{stored['id']}"
     clone = api.post(f"/v1/experiments/{stored['id']}/clone")
     assert clone.status_code == (422 if database_url.startswith("sqlite") else 201)
+
+
+def test_searches_are_warned_of_as_grids_are(api: TestClient, database: Database) -> None:
+    """Their trials are still to be drawn: what all of them have, or may have, is known."""
+    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
+    (folder / "cifar-10-batches-py").mkdir(parents=True)
+    database.write(lambda session: leases.greet(session, "old", 2, 0, False))
+    base = {"dataset": "cifar10", "model": "small-cnn"}
+    drawn = {"training.lr": {"loguniform": [0.001, 0.1]}}
+    choices = {
+        "training.precision": {"choice": ["float32", "bf16"]},
+        "evaluation.corruptions": {"choice": ["published"]},
+    }
+    fixed = {"training": {"precision": "bf16"}, "evaluation": {"corruptions": "published"}}
+    for given, space in ((base, drawn | choices), (base | fixed, drawn)):
+        search = {"algorithm": "random", "trials": 4, "space": space}
+        spec = {"name": "searched", "base": given, "search": search}
+        for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
+            corruptions, bf16 = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
+            assert corruptions.startswith(
+                "evaluation.corruptions: this service's data folder has no datasets/CIFAR-10-C"
+            )
+            assert "its trials fail at the start" in corruptions
+            assert bf16.startswith("training.precision: trials in bf16 will be refused by every worker that is there")
+
+
+def test_data_of_no_trial_are_not_asked_for(sqlite_api: TestClient) -> None:
+    """Each variant has a data set of its own, and that of the base is nobody's."""
+    base = {"dataset": "npz:gone", "model": "small-cnn"}
+    spec = {"name": "x", "base": base, "variants": [{"dataset": "digits"}, {"dataset": "synthetic"}]}
+    for query in ("?dry_run=true", ""):
+        answer = sqlite_api.post(f"/v1/experiments{query}", json=spec)
+        assert answer.is_success, answer.text
+        assert answer.json()["warnings"] == []
