@@ -33,6 +33,7 @@ from ttsv.config.training import AUGMENTATION, LOOKING_ON, TRAINING, Augmentatio
 from ttsv.data.catalog import USUAL_NORMALIZATION, DatasetInfo, DatasetName, dataset_info, training_images
 from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments
+from ttsv.models.architectures import CIFAR_STEM_BELOW
 from ttsv.models.conv_shape import LAYERS, ConvShape, core_kind
 from ttsv.models.counts import has_linear_layers, normalizes_single_pixels
 from ttsv.models.registry import name_fix, name_patterns
@@ -97,6 +98,8 @@ class DivisionConfig(Checked):
         return at_default(self, unused)
 
 
+_MANY_CHANNELS = 2**20
+"""Of images of which nothing is known: enough for any rank to leave a layer some."""
 _LEFT_ALONE = ("soc", "cayley")
 """Kinds of convolution that a projection passes over, to reach other layers; those of others it could not write."""
 
@@ -236,15 +239,40 @@ class TrialConfig(Checked):
     def check_images(self, info: DatasetInfo | None = None, *, build: bool = True) -> None:
         """Raises `ConfigError` where the network cannot take the data set's images.
 
-        Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is.
-        `build`: whether one of torchvision's networks is built to see it, which takes up to some seconds.
+        Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is,
+        and what is refused then is what could take no images at all. `build`: whether one of torchvision's networks is
+        built to see it, which takes up to some seconds; else only its name and its kind of layer are looked at.
         """
         info = info or dataset_info(self.dataset)
-        if build and self.model.startswith("torchvision:"):
-            self._check_torchvision(info)
-        if info is None:
-            return
-        self.check_normalization(info)
+        if self.model.startswith("torchvision:"):
+            self._check_torchvision(info, build)
+        if info is not None:
+            self.check_normalization(info)
+            self._check_shapes(info)
+        elif not self.model.startswith("torchvision:"):
+            self._check_any_shapes()
+
+    def _check_any_shapes(self) -> None:
+        """Raises `ConfigError` where the network is refused whatever the images are.
+
+        More channels, and sizes that every stride divides, are refused nothing that others are not; which of the two
+        sizes it is decides of some networks what their first convolution is.
+        """
+        refused = []
+        for size in (CIFAR_STEM_BELOW // 2, CIFAR_STEM_BELOW):
+            try:
+                shapes = layer_shapes(self.model, image_size=size)
+                dims = shapes[0].dims
+                self._check_shapes(
+                    DatasetInfo(name=self.dataset, classes=10, channels=_MANY_CHANNELS, image_size=size, dims=dims)
+                )
+            except ConfigError as error:
+                refused.append(error)
+            else:
+                return
+        raise refused[0]
+
+    def _check_shapes(self, info: DatasetInfo) -> None:
         shapes = [] if self.model.startswith("torchvision:") else self._shapes(info)
         dims = shapes[0].dims if shapes else 2
         if dims != info.dims:
@@ -302,11 +330,15 @@ class TrialConfig(Checked):
         except ConfigError as error:
             raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
 
-    def _check_torchvision(self, info: DatasetInfo | None) -> None:
+    def _check_torchvision(self, info: DatasetInfo | None, build: bool) -> None:
         """Its layers are known only once they are built: it is, without weights. Raises `ConfigError`."""
         # Here are torch and torchvision, which other networks do not need.
         from ttsv.models.build import check_buildable
+        from ttsv.models.torchvision_models import check_classifier
 
+        check_classifier(self.model.removeprefix("torchvision:"), self.layer)
+        if not build:
+            return
         classes, channels, pixels = (10, 3, 224) if info is None else (info.classes, info.channels, info.image_size)
         arguments = ModelArguments(
             name=self.model, layer=self.layer, num_classes=classes, in_channels=channels, image_size=pixels

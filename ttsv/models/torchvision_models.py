@@ -40,18 +40,22 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc] # torchvision has
         return logits
 
 
+def check_classifier(architecture: str, layer: str) -> None:
+    """Raises `ConfigError` for a name that torchvision does not have, and for kinds of layer other than dense and tt."""
+    known = torchvision.models.list_models(module=torchvision.models)
+    if architecture not in known:
+        raise ConfigError("model", f"torchvision:{architecture}", f"torchvision has {', '.join(known)}")
+    if layer not in ("dense", "tt"):
+        raise ConfigError("layer", layer, "must be dense or tt for networks of torchvision")
+
+
 def classifier(spec: ModelArguments, *, architecture: str, normalize: nn.Module) -> nn.Module:
     """Builds the classifier that torchvision has under a name, `tensorize`d for "tt".
 
     Its first convolution is made anew for other than three channels. Raises `ConfigError` for an unknown name, for
     kinds of layer other than dense and tt, and for images that the network does not take.
     """
-    known = torchvision.models.list_models(module=torchvision.models)
-    if architecture not in known:
-        raise ConfigError("model", f"torchvision:{architecture}", f"torchvision has {', '.join(known)}")
-    if spec.layer not in ("dense", "tt"):
-        raise ConfigError("layer", spec.layer, "must be dense or tt for networks of torchvision")
-
+    check_classifier(architecture, spec.layer)
     # Auxiliary heads, which the other networks do not have, would give training several outputs.
     options = {"aux_logits": False} if architecture in ("googlenet", "inception_v3") else {}
     with warnings.catch_warnings():

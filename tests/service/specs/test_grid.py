@@ -179,6 +179,14 @@ class TestExpansion:
         (said,) = planner.warnings(spec, expand_grid(spec, max_trials=3))
         assert said.startswith("grid.model: unlike the first 0, 1 network of torchvision could not be tried: ")
 
+    def test_what_needs_no_building_is_refused_of_every_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(planner, "_MOST_BUILT", 0)
+        base = {"dataset": "synthetic:3x64x64:10:100"}
+        grid = {"model": ["torchvision:alexnet", "torchvision:alexnot"]}
+        assert "torchvision has alexnet, " in problems_of(base, grid)["model"]
+        found = problems_of(base | {"model": "torchvision:alexnet"}, {"layer": ["dense", "soc"]})
+        assert found["layer"].startswith("must be dense or tt for networks of torchvision")
+
     def test_is_pure(self) -> None:
         spec = spec_of(BASE | {"training": {"epochs": 2}}, {"seed": [0, 1], "training.milestones": [[1], [2]]})
         before = spec.model_dump_json()

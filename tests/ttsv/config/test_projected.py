@@ -75,3 +75,44 @@ def test_autoattack_takes_no_images_without_room_for_its_tiles(size: int, norm: 
         TrialConfig.from_dict(trial)
     TrialConfig.from_dict(trial | {"evaluation": evaluation | {"attack": "autoattack", "attack_norm": "Linf"}})
     TrialConfig.from_dict(trial | {"evaluation": evaluation | {"attack": "autoattack", "attack_version": "rand"}})
+
+
+@pytest.mark.parametrize(
+    ("field", "trial"),
+    [
+        ("layer", {"model": "resnet18", "layer": "aol"}),
+        ("layer", {"model": "small-cnn1d", "layer": "soc"}),
+        ("layer", {"model": "small-cnn", "layer": "aoc-tt", "rank": 1}),
+        ("constraint", {"model": "small-cnn", "layer": "bcop"} | CONSTRAINTS["clip"]),
+        ("division.conv", {"model": "lipconvnet-5", "layer": "cayley"} | CONSTRAINTS["divide"]),
+        ("layer", {"model": "torchvision:resnet18", "layer": "bcop"}),
+    ],
+)
+def test_what_takes_no_images_at_all_is_refused_of_data_sets_of_ones_own(field: str, trial: dict[str, Any]) -> None:
+    """Of their images nothing is known before they are read, and what fails whatever they are is known all the same."""
+    for dataset in ("npz:mine", "folder:mine"):
+        with pytest.raises(ConfigError) as refused:
+            TrialConfig.from_dict({"dataset": dataset} | trial).check_images()
+        assert refused.value.field == field
+
+
+@pytest.mark.parametrize("model", ["small-cnn", "small-cnn3d", "single-conv", "wrn10-1", "resnet18", "lipconvnet-5"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_takes_some_images_is_taken_with_data_of_ones_own(model: str, layer: str) -> None:
+    trial = {"model": model, "layer": layer, "rank": 0.001 if layer == "aoc-tt" else 2}
+    dims = 3 if model.endswith("3d") else 2
+    channels = 5000 if model == "single-conv" else 3
+    some = [f"synthetic:{channels}{f'x{size}' * dims}:2:20" for size in (16, 32) if channels * size**dims < 2**24]
+    taken = []
+    for dataset in some:
+        try:
+            TrialConfig.from_dict(trial | {"dataset": dataset}).check_images()
+            taken.append(dataset)
+        except ConfigError:
+            pass
+    own = TrialConfig.from_dict(trial | {"dataset": "npz:mine"})
+    if taken:
+        own.check_images()
+    elif layer != "aoc-tt":
+        with pytest.raises(ConfigError):
+            own.check_images()
