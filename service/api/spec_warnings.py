@@ -17,6 +17,8 @@ from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.config.fields import FieldValue
 from ttsv.data.catalog import FETCHED, own_set
 
+_SHOWN = 3
+"""Hosts that a warning names."""
 _PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
 """Kind of the user's own data sets -> where they lie in the data folder."""
 
@@ -47,15 +49,16 @@ def _of_bf16(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -
     searched = "bf16" in _searched(spec, "training.precision")
     if not (count or searched) or spec.resources.gpus:
         return []
-    with database.read() as session:
-        if not census.unfit_for_bf16(session):
-            return []
     trials = "trials" if searched else f"{count} trial{'s' * (count > 1)}"
-    refused = (
-        f"training.precision: {trials} in bf16 will be refused by every worker that is "
-        "there: their processors have no instructions for it; take float32, or a GPU (resources.gpus)"
-    )
-    return [refused]
+    fix = "have no instructions for it; take float32, or a GPU (resources.gpus)"
+    with database.read() as session:
+        if census.unfit_for_bf16(session):
+            refused = "will be refused by every worker that is there: their processors"
+            return [f"training.precision: {trials} in bf16 {refused} {fix}"]
+        hosts = nodes.without_bf16(session)
+    some = ", ".join(hosts[:_SHOWN]) + (f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else "")
+    refused = f"will be refused where they come to run on some of the nodes ({some}), whose processors"
+    return [f"training.precision: {trials} in bf16 {refused} {fix}"] if hosts else []
 
 
 def absent_data(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> dict[str, str]:

@@ -205,6 +205,12 @@ def smallest_card(session: Session) -> float | None:
     return min((gpu.memory_gib for machine in machines for gpu in machine.gpus if gpu.memory_gib > 0), default=None)
 
 
+def without_bf16(session: Session) -> list[str]:
+    """Hosts of the nodes that are there, fit, and are known to have a processor without instructions for bf16."""
+    rows = session.scalars(select(ClusterNode).where(*_there()).order_by(ClusterNode.host))
+    return [row.host for row in rows if (machine := machine_of(row)) is not None and machine.bf16 is False]
+
+
 def _there() -> tuple[ColumnElement[bool], ...]:
     """Nodes on which trials may run."""
     return (

@@ -41,7 +41,7 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc] # torchvision has
 
 
 def check_classifier(architecture: str, layer: str) -> None:
-    """Raises `ConfigError` for a name that torchvision does not have, and for kinds of layer other than dense and tt."""
+    """Raises `ConfigError` for a name that torchvision does not have, and for layers other than dense and tt."""
     known = torchvision.models.list_models(module=torchvision.models)
     if architecture not in known:
         raise ConfigError("model", f"torchvision:{architecture}", f"torchvision has {', '.join(known)}")

@@ -1,12 +1,14 @@
 """What is said of a spec that is looked at or posted: what is lacking where its trials would run."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
 
 from service.database.engine import Database
-from service.queue import leases
+from service.queue import leases, nodes
+from service.queue.cluster import Machine, Node, Versions
 from ttsv.data.catalog import DATASETS, FETCHED
 from ttsv.data.sources import source_of
 
@@ -41,6 +43,30 @@ def test_bf16_is_warned_of_where_no_worker_has_instructions_for_it(api: TestClie
     assert said({**spec, "resources": {"cpus": 1, "gpus": 1}}) == []
     greet("new", True)
     assert said(spec) == []
+
+
+def test_bf16_is_warned_of_where_some_nodes_have_no_instructions_for_it(api: TestClient, database: Database) -> None:
+    """A trial comes to run on any node of the cluster, whatever the head's processor has."""
+    spec = {**SPEC, "base": {**SPEC["base"], "training": {"epochs": 1, "precision": "bf16"}}}
+    database.write(lambda session: leases.greet(session, "head", 2, 0, True))
+    versions = Versions(package="0.1.0", python="3.11.9", ray="2.60.0", torch="2.9.1")
+
+    def join(bf16: Mapping[str, bool | None]) -> list[str]:
+        seen = [
+            Node(host * 56, host, "10.0.0.1", 8, 0, 64, machine=Machine(versions, (), 64, 100, bf16=has))
+            for host, has in bf16.items()
+        ]
+        database.write(lambda session: nodes.record(session, "head", seen))
+        found: list[str] = api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"]
+        return found
+
+    assert join({"a": True, "b": None}) == []
+    (warning,) = join({"a": True, "b": False, "c": False})
+    assert warning.startswith("training.precision: 4 trials in bf16 will be refused where they come to run on some")
+    assert "(b, c)" in warning
+    (warning,) = join({host: host == "a" for host in "abcdef"})
+    assert "(b, c, d and 2 more)" in warning
+    assert api.post("/v1/experiments?dry_run=true", json=SPEC).json()["warnings"] == []
 
 
 def test_absent_published_corruptions_are_warned_of(api: TestClient) -> None:
