@@ -27,7 +27,7 @@ class Baseline:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is cut or altered ({error!r}): store the baseline again, or remove it") from error
+            raise DataError(f"{path} is cut or altered ({error!r}): remove it, and store the baseline again") from error
         return cls(record=record, sha256=hashlib.sha256(content).hexdigest())
 
     @staticmethod

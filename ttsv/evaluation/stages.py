@@ -63,6 +63,8 @@ def check_evaluation(config: EvaluationConfig, data: Dataset, folder: Path) -> N
         require_tiles(data.test.images, config.attack_norm)
     if config.corruptions == "published":
         PublishedCorruptions(folder / PUBLISHED_CORRUPTIONS[data.info.name]).require_files()
+    if config.corruptions != "none":
+        Baseline.find(folder, data.info.name)
 
 
 def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProgress, None, Measured]:

@@ -27,7 +27,7 @@ from ttsv.data.loading import Dataset, Split
 from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.evaluation import EvaluationOptions, Measured, Subject, evaluate, measure
 from ttsv.evaluation.artifacts import write_evaluation
-from ttsv.evaluation.baseline import Baseline
+from ttsv.evaluation.baseline import Baseline, baseline_path
 from ttsv.evaluation.saved import load_saved
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.metrics import cost
@@ -474,6 +474,15 @@ def test_missing_corruption_files_are_named_before_training(cifar: Dataset, tmp_
     (folder / "snow.npy").unlink()
     with pytest.raises(DataError, match=r"snow\.npy is missing"):
         check_evaluation(config, cifar, tmp_path)
+
+
+@pytest.mark.parametrize("corruptions", ["published", "generated"])
+def test_a_damaged_baseline_is_said_before_training(corruptions: str, cifar: Dataset, tmp_path: Path) -> None:
+    write_corruptions(tmp_path / "CIFAR-10-C", cifar)
+    baseline_path(tmp_path, "cifar10").write_text("{")
+    with pytest.raises(DataError, match=r"cut or altered .*: remove it, and store the baseline again"):
+        check_evaluation(EvaluationConfig(corruptions=corruptions), cifar, tmp_path)
+    check_evaluation(EvaluationConfig(), cifar, tmp_path)  # which has no corruption error
 
 
 def test_a_size_that_square_attack_cannot_tile_is_refused_before_training(cifar: Dataset, tmp_path: Path) -> None:
