@@ -201,6 +201,23 @@ class Tab:
             "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
         )
 
+    def ever_less(self, asked: str, wanted: Callable[[], Any]) -> None:
+        """Has what is asked for unanswered, once somebody wants it: each time it is asked for after a longer pause."""
+        times: list[float] = []
+
+        def none(route: Any) -> None:
+            times.append(time.monotonic())
+            route.abort()
+
+        self.page.route(asked, none)
+        wanted()
+        end = time.monotonic() + 30
+        while len(times) < 3:
+            assert time.monotonic() < end, times
+            self.page.wait_for_timeout(100)
+        self.page.unroute(asked)
+        assert times[2] - times[1] > 1.5 * (times[1] - times[0]), times
+
     def saved(self, button: str) -> tuple[str, bytes]:
         """Presses a button that saves a file: its name and content. A picture that is no XML fails, as an SVG."""
         with self.page.expect_download() as download:

@@ -337,6 +337,20 @@ def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, brow
         held[0].continue_()
 
 
+def test_while_the_service_is_away_it_asks_ever_less_until_it_is_heard_of(
+    live: Site, browse: Callable[..., Tab]
+) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    tab.quiet(2)
+    tab.ever_less(
+        "**/v1/experiments/1/matrix?*",
+        lambda: live.database.write(lambda session: grids.finish(session, 90, 0.5)),
+    )
+    with tab.page.expect_response("**/v1/experiments/1/matrix?*", timeout=4000):  # not after eight seconds
+        tab.page.evaluate("document.dispatchEvent(new CustomEvent('answered'))")
+    tab.complaints.clear()  # the console tells of what had no answer
+
+
 def test_one_that_is_not_to_be_seen_is_read_once_it_is(live: Site, browse: Callable[..., Tab]) -> None:
     tab = browse(f"{live.url}/experiments/1?state=running")
     page = tab.page

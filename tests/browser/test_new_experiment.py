@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -267,6 +268,15 @@ class TestCheck:
         ready(tab)
         page.reload()
         assert field(ready(tab), "name").input_value() == "while nobody answers"
+        tab.complaints.clear()  # the console tells of what had no answer
+
+    def test_while_the_service_is_away_it_asks_ever_less_until_somebody_comes_back(self, tab: Tab) -> None:
+        page = tab.page
+        tab.ever_less("**/submit/look", lambda: field(tab, "name").fill("while nobody answers"))
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        began = time.monotonic()
+        ready(tab)
+        assert time.monotonic() - began < 4  # not after the eight seconds that came next
         tab.complaints.clear()  # the console tells of what had no answer
 
     def test_many_changes_are_one_request(self, tab: Tab) -> None:

@@ -4,7 +4,6 @@ import { element, isAway, patience } from "/static/request.js";
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
 const MINUTE = 60000;
-const AGAIN = 2000; // after which is asked again where the service did not answer
 const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
@@ -71,7 +70,10 @@ function miss() {
 
 /** Says where nobody is signed in any more, or what the page shows is no more; and takes back what it said. */
 function judge({ status, redirected, url }) {
-  missed = 0;
+  if (missed > 0) {
+    missed = 0;
+    document.dispatchEvent(new CustomEvent("answered")); // who waits to ask again need not
+  }
   if (status === 401 || (redirected && new URL(url).pathname === "/login")) {
     const next = location.pathname + location.search + location.hash;
     say(SIGNED_OUT, "Sign in", `/login?${new URLSearchParams({ next })}`);
@@ -109,14 +111,19 @@ function throttled(work, pause) {
   let timer = null;
   let busy = false;
   let again = null;
+  let waiting = false; // for the service to be there again
   const run = async () => {
     timer = null;
+    waiting = false;
     busy = true;
     try {
       await work();
     } catch (error) {
       if (!(error instanceof Away)) throw error;
-      again ??= () => (timer = setTimeout(run, AGAIN));
+      again ??= () => {
+        waiting = true;
+        timer = setTimeout(run, patience(missed));
+      };
     } finally {
       busy = false;
       const next = again;
@@ -133,6 +140,7 @@ function throttled(work, pause) {
     if (busy) again = soon.now;
     else run();
   };
+  document.addEventListener("answered", () => waiting && soon.now());
   return soon;
 }
 

@@ -1,7 +1,7 @@
 // An experiment as matrices side by side, drawn in a page. The table behind it says the same.
 import { init } from "/static/lib/echarts.js";
 import { onSheet, printing, read } from "/static/paper.js";
-import { element, isAway } from "/static/request.js";
+import { element, isAway, patience } from "/static/request.js";
 import { colour, readable, sharp, tile, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
@@ -12,7 +12,6 @@ const GAP = 28;
 const TITLE = 18;
 const MOST_LINES = 8; // of what stands above a matrix
 const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", missing: "no trial" };
-const AGAIN = 2000; // after which is asked again where the service did not answer
 const [FEWEST, MOST] = [2, 10]; // that are compared
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
 
@@ -420,10 +419,10 @@ export class Matrix {
   }
 
   /** Asks which cell a chosen place is, which its comparison names: again where the service does not answer. */
-  async identify(index) {
+  async identify(index, missed = 1) {
     if (this.chosen.get(index) !== null) return; // known, or no longer chosen
     const found = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
-    if (isAway(found)) setTimeout(() => this.identify(index), AGAIN);
+    if (isAway(found)) setTimeout(() => this.identify(index, missed + 1), patience(missed));
     if (found.answer?.cell && this.chosen.has(index)) this.chosen.set(index, found.answer.cell);
     this.count();
   }

@@ -1,13 +1,12 @@
 // The panel of an experiment's matrix: what is chosen in it, asked for again and drawn anew. The server chose what is in it.
 import { Matrix } from "/static/matrix.js";
 import { printing } from "/static/paper.js";
-import { isAway, showProblem } from "/static/request.js";
+import { isAway, patience, showProblem } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { onScheme } from "/static/theme.js";
 import { hideTip } from "/static/tip.js";
 
 const RELOAD = 4000;
-const AGAIN = 2000; // after which is asked again where the service did not answer
 
 let shown = null; // what is drawn now
 const panel = document.getElementById("matrix");
@@ -128,9 +127,12 @@ async function update(trials) {
   await choose(new URL(`?${query}${location.hash}`, location.href), { push: false, live: true });
 }
 
+/** Something else is being read. */
+class Busy extends Error {}
+
 /** Throws while what somebody just chose is on its way, which may have been read before what changed since. */
 function noneChosen() {
-  if (panel.hasAttribute("aria-busy")) throw new Error("something else is being read");
+  if (panel.hasAttribute("aria-busy")) throw new Busy();
 }
 
 if (panel) {
@@ -174,25 +176,36 @@ if (panel) {
   const waiting = new Set();
   let timer = null; // until its answer is taken in: none comes after that of a later one
   let whole = false;
+  let missed = 0; // answers in a row that did not come
+  let patient = false; // nothing is being read: it waits for the service to be there again
   /** Has what changed read after a pause; where no matrix is drawn, and none to be seen, once it is. */
   const later = (pause) => {
     if ((waiting.size === 0 && !whole) || (shown === null && !panel.classList.contains("current"))) return;
     timer ??= setTimeout(async () => {
+      patient = false;
       const [all, trials] = [whole || waiting.size > 500, [...waiting]];
       waiting.clear();
       whole = false;
       let next = 1000;
       try {
         await update(all ? null : trials);
-      } catch {
+        missed = 0;
+      } catch (error) {
         for (const trial of trials) waiting.add(trial); // the service is away for a moment
         whole ||= all;
-        next = AGAIN;
+        patient = true;
+        next = patience(error instanceof Busy ? 1 : (missed += 1));
       }
       timer = null;
       later(next);
     }, pause);
   };
+  document.addEventListener("answered", () => {
+    if (!patient) return;
+    clearTimeout(timer);
+    timer = null;
+    later(0);
+  });
   document.addEventListener("trials-changed", ({ detail }) => {
     for (const trial of detail.trials) waiting.add(trial);
     if (detail.all) whole = true;

@@ -3,12 +3,11 @@
 // There is one text. A change anywhere makes what was looked at void at once; only the answer of a dry run to the very
 // text that stands there now is shown, and only that text can be posted, byte for byte.
 import { count, grouped } from "/static/numbers.js";
-import { element, isAway, newKey, send, showProblem } from "/static/request.js";
+import { element, isAway, newKey, patience, send, showProblem } from "/static/request.js";
 import { SpecForm } from "/static/spec_form.js";
 
 const MOST = 100; // trials that are listed
 const PAUSE = 300; // milliseconds without a change after which is looked
-const AGAIN = 3000; // after which is looked again where there was no answer
 const text = document.getElementById("spec");
 const said = document.getElementById("said");
 const problem = document.getElementById("problem");
@@ -28,6 +27,8 @@ let pushing = false; // the form's changes are on their way into the text
 let posted = null; // the text that was posted last without an answer yet, and its key
 let posting = false;
 let timer = 0;
+let missed = 0; // times in a row that nothing was said of the text
+let waiting = null; // what is done again once the service may be there
 
 function typeOf(spec) {
   return spec.trimStart().startsWith("{") ? "application/json" : "application/yaml";
@@ -147,6 +148,7 @@ function changed() {
   looking?.abort();
   looking = new AbortController();
   clearTimeout(timer);
+  waiting = null;
   stored.hidden = true;
   preview.classList.add("stale");
   settle();
@@ -178,6 +180,7 @@ async function look() {
   if (signal.aborted || asked !== text.value || ahead()) return;
   const errors = result.ok ? [] : (result.answer?.errors ?? []);
   const known = form.blame(errors);
+  if (!away(result)) missed = 0;
   if (result.ok) {
     text.removeAttribute("aria-invalid");
     text.setAttribute("aria-describedby", "about-spec");
@@ -194,7 +197,7 @@ async function look() {
     refuse(result, errors, known);
     const many = errors.length === 1 ? "One field is wrong" : `${errors.length} fields are wrong`;
     tell(errors.length > 0 ? `${many}: ${errors.map((one) => one.field).slice(0, 5).join(", ")}` : "Not looked at.");
-    if (away(result)) later(AGAIN, pull, look);
+    if (away(result)) again(pull, look);
   }
   settle();
 }
@@ -222,7 +225,7 @@ async function pull() {
   const result = await ask("/submit/text", { text: asked }, signal);
   if (signal.aborted || asked !== text.value || ahead()) return;
   follow(result);
-  if (away(result)) later(AGAIN, pull, look);
+  if (away(result)) again(pull, look);
 }
 
 function follow(result) {
@@ -251,7 +254,7 @@ async function push() {
     form.putBack();
     refuse(result);
     tell("Not looked at.");
-    later(AGAIN, push);
+    again(push);
     return;
   }
   if (result !== null && !result.ok) {
@@ -263,8 +266,26 @@ async function push() {
 
 function later(pause, ...works) {
   clearTimeout(timer);
+  waiting = null;
   timer = setTimeout(() => works.forEach((work) => work()), pause);
 }
+
+/** Does so again where the service is away: ever later, and at once for who comes back to the page, having signed in. */
+function again(...works) {
+  const all = () => {
+    waiting = null;
+    missed += 1;
+    works.forEach((work) => work());
+  };
+  later(patience(missed + 1), all);
+  waiting = all;
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden || waiting === null) return;
+  clearTimeout(timer);
+  waiting();
+});
 
 /** Keeps the text with this entry of the browser's history: it is here again after a reload, or on the way back. */
 function keep() {

@@ -3,14 +3,13 @@ import { clear } from "/static/charts.js";
 import { LineCharts } from "/static/lines.js";
 import { onPaper, printing, read as ask } from "/static/paper.js";
 import { Picture, certified, corruptions, lipschitz, load, ranges, reliability } from "/static/pictures.js";
-import { element, isAway } from "/static/request.js";
+import { element, isAway, patience } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
 import { colour as paint, onScheme, palette } from "/static/theme.js";
 
 const { trialId, delta: threshold } = document.getElementById("tabs").dataset;
 const delta = threshold ? Number(threshold) : null;
 const MOST_LINES = 5000;
-const AGAIN = 2000; // after which is asked again where the service did not answer
 const KINDS = { corruptions, certified, lipschitz, reliability, ranges };
 
 /** The service is away for a moment, which says nothing of what was measured. */
@@ -287,6 +286,7 @@ used.addEventListener("click", (event) => {
 
 const live = document.getElementById("log-live");
 let following = null;
+let silent = 0; // times in a row that there was no log to be had
 
 /** Reads the log as it is written, while its tab is to be seen. */
 async function follow() {
@@ -298,6 +298,7 @@ async function follow() {
     const response = await fetch(`/v1/trials/${trialId}/logs?follow=true&tail=1000`, { signal, credentials: "same-origin" });
     refused = !response.ok && !isAway(response);
     if (!response.ok) throw new Error(response.statusText);
+    silent = 0;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let first = true;
     for (;;) {
@@ -317,7 +318,7 @@ async function follow() {
   } catch {
     if (following?.signal !== signal) return; // left
     following = null; // it is read anew when the tab is seen again, or soon where the service is away for a moment
-    if (!refused) setTimeout(look, AGAIN);
+    if (!refused) setTimeout(look, patience((silent += 1)));
   }
 }
 
@@ -332,15 +333,18 @@ const panels = Object.keys(TABS).map((id) => document.getElementById(id));
 const seen = (panel) => panel.classList.contains("current");
 const drawn = new Set();
 const later = new Map(); // by panel: when it is asked for again
+const missed = new Map(); // by panel: answers in a row that did not come
 const draw = async (panel) => {
   clearTimeout(later.get(panel));
   try {
     await TABS[panel.id]();
     drawn.add(panel);
+    missed.delete(panel);
   } catch (error) {
     if (!(error instanceof Away)) throw error;
     drawn.delete(panel);
-    later.set(panel, setTimeout(() => seen(panel) && draw(panel), AGAIN)); // what was drawn stands meanwhile
+    missed.set(panel, (missed.get(panel) ?? 0) + 1);
+    later.set(panel, setTimeout(() => seen(panel) && draw(panel), patience(missed.get(panel)))); // what was drawn stands meanwhile
   }
 };
 
@@ -370,6 +374,10 @@ document.addEventListener("progressed", () => {
   result = null;
   drawn.clear();
   for (const panel of panels) if (seen(panel)) draw(panel);
+});
+document.addEventListener("answered", () => {
+  look();
+  for (const panel of missed.keys()) if (seen(panel)) draw(panel);
 });
 // On paper every part of a page is to be seen: those that were not yet are drawn for it.
 onPaper((on) => on && panels.filter((panel) => !drawn.has(panel)).forEach(draw));
