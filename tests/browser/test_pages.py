@@ -625,6 +625,32 @@ class TestLists:
         assert page.locator("#trials .wide").get_attribute("class") == "wide cut beyond"
 
 
+class TestSettings:
+    """What people have set: colours that a system forces, letters twice as large."""
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_forced_colours_leave_states_apart(self, site: Site, browse: Callable[..., Tab], scheme: str) -> None:
+        tab = browse("about:blank", fresh=True, scheme=scheme)
+        tab.page.emulate_media(forced_colors="active")
+        tab.go(f"{site.url}/experiments/1")
+        tab.settle()
+        tiles = tab.page.locator("#matrix .scale .tile").evaluate_all("all => all.map(one => one.toDataURL())")
+        assert len(set(tiles)) == len(tiles) > 2
+        colours = "all => all.map(one => getComputedStyle(one).backgroundColor)"
+        swatches = tab.page.locator("#summary .swatch").evaluate_all(colours)
+        assert len(set(swatches)) == len(swatches) > 2
+        edges = "all => all.map(one => getComputedStyle(one).borderBottomColor)"
+        chosen, *others = tab.page.locator(".tabs a").evaluate_all(edges)
+        assert chosen not in others
+
+    @pytest.mark.parametrize("path", ["/experiments/1", "/leaderboards/cifar10", "/submit"])
+    def test_letters_twice_as_large_fit_on_a_telephone(self, site: Site, browse: Callable[..., Tab], path: str) -> None:
+        tab = browse(f"{site.url}{path}", width=390)
+        tab.settle()
+        tab.page.evaluate("() => { document.documentElement.style.fontSize = '200%'; }")
+        tab.until("() => document.documentElement.scrollWidth <= innerWidth")
+
+
 class TestAway:
     """The service, or its database, is away for a time."""
 

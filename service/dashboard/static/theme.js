@@ -15,6 +15,7 @@ export function colour(role) {
     if (probe === null) {
       probe = document.createElement("span");
       probe.hidden = true;
+      probe.style.forcedColorAdjust = "none"; // in forced colours, too, roles are told apart by theirs
       document.body.append(probe);
     }
     probe.style.color = `var(--${role})`;
