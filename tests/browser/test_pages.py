@@ -106,6 +106,33 @@ class TestCurves:
         page.locator("button[data-unzoom]").first.click()
         page.wait_for_selector(".curves-figure[data-zoomed='']")
 
+    def test_what_the_pointer_is_near_is_a_line_that_is_seen(self, tab: Tab) -> None:
+        page = tab.page
+        tab.settle()
+        page.evaluate(
+            "() => import('/static/curves.js').then(({CurveView}) => { const draw = CurveView.prototype.drawAll;"
+            " CurveView.prototype.drawAll = function() { window.view = this; return draw.call(this); }; })"
+        )
+        page.emulate_media(color_scheme="dark")
+        tab.until("() => window.view !== undefined && view.plots[0].over.clientWidth > 0")
+        page.locator("#curves-panel .u-over").first.scroll_into_view_if_needed()
+        at = page.evaluate(
+            "() => { const [plot] = view.plots; const index = Math.floor(plot.data[0].length / 2);"
+            " const isEdge = (one, which) => which > 0 && one.width === 0 && plot.data[which][index] !== null;"
+            " const edge = plot.series.findIndex(isEdge);"
+            " const {left, top} = plot.over.getBoundingClientRect();"
+            " const [x, y] = [plot.valToPos(plot.data[0][index], 'x'), plot.valToPos(plot.data[edge][index], 'y')];"
+            " return [left + x, top + y]; }"
+        )
+        page.mouse.move(at[0] - 20, at[1])
+        page.mouse.move(*at)
+        tab.until("() => view.plots[0].series.some((one) => one.width > 0 && one._focus)")
+        page.mouse.down()
+        page.mouse.move(at[0] + 60, at[1], steps=3)
+        assert page.locator(".tip:visible").count() == 1
+        page.mouse.up()
+        assert page.locator(".tip:visible").count() == 0  # it said of another epoch than lies there now
+
     def test_arrow_keys_say_what_is_there(self, tab: Tab) -> None:
         page = tab.page
         page.locator(".curves-panel .uplot").first.focus()

@@ -165,7 +165,9 @@ def test_while_the_service_is_away_a_tab_asks_ever_less_until_it_is_heard_of(
     tab = browse("about:blank")
     tab.ever_less("**/v1/trials/1/result", lambda: tab.go(f"{shown.url}/trials/1#robustness"))
     tab.page.evaluate("document.dispatchEvent(new CustomEvent('answered'))")
-    tab.page.wait_for_selector(".picture[data-picture=corruptions][data-drawn]", timeout=4000)  # not after eight seconds
+    tab.page.wait_for_selector(
+        ".picture[data-picture=corruptions][data-drawn]", timeout=4000
+    )  # not after eight seconds
     tab.complaints.clear()  # the console tells of what had no answer
 
 

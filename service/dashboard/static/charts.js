@@ -173,6 +173,7 @@ export class Charts {
 
   zoomTo(range) {
     this.zoom = range;
+    hideTip(); // another place lies under the pointer now
     for (const plot of this.plots) {
       const xs = plot.data[0];
       this.mark(plot, null);

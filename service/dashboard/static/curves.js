@@ -275,7 +275,8 @@ export class CurveView extends Charts {
       cursor: {
         ...(this.along === "epoch" ? { sync: { key: "curves", setSeries: false } } : {}),
         points: { size: 7 },
-        focus: { prox: 24 },
+        // The edges of bands are lines, too, of which nobody sees that they are meant: all others would fade.
+        focus: { prox: 24, dist: (_, which, __, at, pointer) => (lines.some((line) => line.at === which) ? at - pointer : Infinity) },
       },
       scales: { x: AROUND, y: { distr: log ? 3 : 1 } },
       axes: [
