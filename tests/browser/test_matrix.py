@@ -451,6 +451,20 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
     tab.complaints.clear()  # the console tells of every answer that refuses
 
 
+def test_what_another_tab_changed_stands_in_the_form_of_changes(live: Site, browse: Callable[..., Tab]) -> None:
+    here, there = (browse(f"{live.url}/experiments/1").page for _ in range(2))
+    for page, field, text in ((there, "notes", "theirs"), (here, "name", "ours")):
+        page.get_by_role("button", name="Edit", exact=True).click()
+        page.locator(f"#edit-dialog [name={field}]").fill(text)
+        page.locator("#edit-dialog button[type=submit]").click()
+        page.locator("#edit-dialog").wait_for(state="hidden")
+    for page in (here, there):
+        page.get_by_role("button", name="Edit", exact=True).click()
+        page.wait_for_timeout(1000)
+        assert page.locator("#edit-dialog [name=name]").input_value() == "ours"
+        assert page.locator("#edit-dialog [name=notes]").input_value() == "theirs"
+
+
 def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = drawn(browse(f"{live.url}/experiments/1"))
     page = tab.page

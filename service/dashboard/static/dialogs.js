@@ -56,12 +56,25 @@ function outcome(form, { trial_count: trials }) {
   return trials > before ? `${count(trials - before, "trial")} added.` : "Nothing added: all of its trials are there already.";
 }
 
+/** What somebody else changed since the page was read stands in a form of changes, but where another text is written by now. */
+async function renew(dialog) {
+  const response = await fetch(location.pathname, { headers: { Accept: "text/html" }, credentials: "same-origin" }).catch(() => null);
+  if (!response?.ok || response.redirected) return;
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (!dialog.open) return; // what was sent meanwhile is newer
+  for (const field of dialog.querySelector("form").elements) {
+    const now = field.name && page.querySelector(`#${dialog.id} [name="${field.name}"]`)?.defaultValue;
+    if (typeof now === "string" && field.name && field.value === field.defaultValue) field.value = field.defaultValue = now;
+  }
+}
+
 document.addEventListener("click", (event) => {
   const opener = event.target.closest("button[data-dialog]");
   if (opener) {
     const dialog = document.getElementById(opener.dataset.dialog);
     dialog.querySelector(".alarm").hidden = true;
     dialog.showModal();
+    if (dialog.querySelector("form[data-changes]")) renew(dialog);
   }
   if (event.target.closest("button[data-close]")) {
     event.target.form.reset();
