@@ -101,7 +101,7 @@ class Missing:
     @property
     def said(self) -> str:
         """What became of it, in words."""
-        words = _STATES.get(self.state, self.state)
+        words = state_said(self.state)
         return words if self.failure in (None, self.state) else f"{words} ({self.failure})"
 
 
@@ -111,6 +111,11 @@ _STATES = {
     "other_protocol": "measured under another protocol",
 }
 _MOST_SEEDS = 20
+
+
+def state_said(state: str) -> str:
+    """What became of a trial, in words."""
+    return _STATES.get(state, state)
 
 
 def missing_said(missing: Iterable[Missing]) -> str:

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
+from service.leaderboards.boards import state_said
 from service.leaderboards.metrics import Metric, Unit, unit_of
 from service.leaderboards.sheets import Value, read
 from service.leaderboards.sides import CompareRow, Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
 from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
+from service.specs.states import TrialState
 
 LETTERS = ascii_uppercase
 """By which the sides are called, in their order."""
@@ -28,7 +30,7 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
 
 def comparison_notes(found: Comparison) -> list[str]:
     """What the numbers mean, and what must be known of them."""
-    notes = warnings(found)
+    notes = [*warnings(found), *_holes_said(found)]
     letter = LETTERS[found.baseline]
     if found.kind is Kind.TRIALS:
         notes.append(
@@ -68,6 +70,17 @@ def warnings(found: Comparison) -> list[str]:
             are = "1 result cannot be true and counts" if side.invalid == 1 else "results cannot be true and count"
             said.append(f"{letter}: {'' if side.invalid == 1 else f'{side.invalid} '}{are} nowhere.")
     return said
+
+
+def _holes_said(found: Comparison) -> list[str]:
+    """In words: what became of the trials of each side that have no result."""
+    said = []
+    for letter, side in zip(LETTERS, found.sides, strict=False):
+        lacking = {state: count for state, count in side.states.items() if state != TrialState.SUCCEEDED}
+        if lacking:
+            listed = ", ".join(f"{count} {state_said(state)}" for state, count in lacking.items())
+            said.append(f"{letter} {listed}")
+    return [f"Trials without a result: {'; '.join(said)}."] if said else []
 
 
 def _metrics(found: Comparison, one: Unequal) -> str:

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, Result, Trial
+from service.database import Experiment, Result, Trial, TrialState
 from service.database.engine import Database
 from service.errors import NotFoundError
 from service.experiments import submission
@@ -228,6 +228,21 @@ class TestTrials:
         assert second is None
         assert [side["states"] for side in found["sides"]] == [{"succeeded": 1}, {"queued": 1}]
         assert asked(api, "trials=8,9")["rows"][0]["metrics"] == {}
+
+    def test_tables_say_what_became_of_those_without_a_result(
+        self, api: TestClient, two_cells: Lease, database: Database
+    ) -> None:
+        with database.read() as session:
+            assert session.get_one(Trial, 8).state is TrialState.QUEUED
+        database.write(lambda session: setattr(session.get_one(Trial, 9), "state", TrialState.EARLY_STOPPED))
+        cells = [cell_of(database, trial) for trial in (1, 7)]
+        for query, said in (
+            ("trials=1,8,9", "Trials without a result: B 1 queued; C 1 stopped early."),
+            (f"cells={','.join(cells)}", "Trials without a result: B 1 queued, 1 stopped early."),
+        ):
+            for form in ("markdown", "latex"):
+                assert said in api.get(f"/v1/compare?{query}&format={form}").text
+        assert "without a result" not in api.get("/v1/compare?trials=1,4&format=markdown").text
 
 
 class TestExperiments:
