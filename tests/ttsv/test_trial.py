@@ -292,6 +292,22 @@ def test_a_stopped_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetri
     assert timeless(*run(trial(), tmp_path)) == ([], expected)
 
 
+@pytest.mark.slow
+def test_networks_that_ask_for_the_versions_of_their_weights_go_on_and_are_read_again(tmp_path: Path) -> None:
+    """Torchvision's MNASNets: the averaged and the best weights are loaded, those of a checkpoint and of a file."""
+    training = {"epochs": 2, "steps": 1, "batch_size": 8, "lr": 1e-3, "ema": 0.5, "select": "best"}
+    base: dict[str, Any] = {"dataset": "synthetic:3x32x32:4:40", "model": "torchvision:mnasnet0_5"}
+    config = TrialConfig.from_dict({**base, "training": training})
+    first = run_trial(config, data_dir=tmp_path / "data", folder=tmp_path / "trial", device="cpu")
+    next(first)
+    first.close()
+    epochs, result = run(config, tmp_path)
+    assert [one.epoch for one in epochs] == [2]
+    load_network(result.artifacts["model"])
+    kept = TrialConfig.from_dict({**base, "training": training | {"select": "last", "keep_best": True}})
+    load_network(run(kept, tmp_path / "kept")[1].artifacts["best-model"])
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

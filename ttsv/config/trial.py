@@ -288,8 +288,11 @@ class TrialConfig(Checked):
 
     @property
     def leaves_one_alone(self) -> bool:
-        """Whether a step of training takes a single image, as far as their number is known without files."""
-        size, steps = self.training.batch_size, self.training.steps
+        """Whether a step of training, or of recalibration, takes one image, as far as is known without files.
+
+        Recalibration goes through all images, however few steps an epoch has.
+        """
+        size, steps = self.training.batch_size, None if self.training.recalibrate else self.training.steps
         count = training_images(self.dataset, self.training.validation)
         if size == 1 or count is None:
             return size == 1

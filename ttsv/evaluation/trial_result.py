@@ -15,7 +15,7 @@ from ttsv.evaluation.saved import load_saved
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import create_model
 from ttsv.results import CHECKPOINTS, StageProgress, TrialResult
-from ttsv.training.checkpoint import save_model
+from ttsv.training.checkpoint import load_weights, save_model
 from ttsv.training.network import TrainedNetwork, model_arguments
 from ttsv.training.record import describe_training, read_training
 
@@ -90,7 +90,7 @@ def _save_best(folder: Path, config: TrialConfig, data: Dataset, network: Traine
     assert network.best_weights is not None
     with torch.random.fork_rng(devices=[]):
         best = create_model(**asdict(network.arguments))
-    best.load_state_dict(network.best_weights)
+    load_weights(best, network.best_weights)
     facts = replace(network.facts, selected_epoch=network.best_epoch, layers=())
     told = describe_training(config, data, facts)
     return save_model(folder, best, asdict(network.arguments), name="best", **told)

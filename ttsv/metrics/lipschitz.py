@@ -44,9 +44,17 @@ class EmpiricalLipschitz:
     longest_unit: float
 
     def histogram(self, bins: int = 30) -> tuple[list[int], list[float]]:
-        """How many values fall into each of `bins` equal bins, and the `bins + 1` edges between least and largest."""
+        """How many values fall into each of `bins` equal bins, and the `bins + 1` edges between least and largest.
+
+        Where these are too near each other for so many edges to differ, the outermost are about each of them.
+        """
         check_count("bins", bins)
-        counts, edges = np.histogram(self.values.numpy(), bins)
+        values = self.values.double().numpy()
+        ends = values.min(), values.max()
+        room = bins * np.spacing(abs(ends[1]))
+        if ends[1] - ends[0] < room:
+            ends = ends[0] - max(0.5, room), ends[1] + max(0.5, room)
+        counts, edges = np.histogram(values, bins, ends)
         return counts.tolist(), edges.tolist()
 
 

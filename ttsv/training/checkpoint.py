@@ -201,6 +201,18 @@ def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name, own in model.state_dict(keep_vars=True).items():
         if own.stride() != state[name].stride():
             own.data = torch.empty_like(state[name], device=own.device)
+    load_weights(model, state)
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Loads a network's tensors by name, of which none may be missing or left over (`RuntimeError`).
+
+    A file of tensors does not have the versions of modules that `state_dict` gives, without which torchvision's
+    MNASNets load nothing: they are the network's own.
+    """
+    state = model.state_dict()
+    state.clear()
+    state.update(tensors)
     model.load_state_dict(state)
 
 
@@ -232,7 +244,7 @@ def load_network(path: Path) -> SavedNetwork:
         with torch.random.fork_rng(devices=[]):
             model = create_model(**arguments)
         told = _normalisations(model)
-        model.load_state_dict(tensors)
+        load_weights(model, tensors)
     except (ConfigError, TypeError, RuntimeError) as error:
         raise DataError(f"{beside} is altered: the weights are of another network ({error})") from error
     # As near as the least exact type that weights may be kept in.

@@ -26,7 +26,7 @@ from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.precision import deterministic_algorithms, full_precision, training_precision
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, measured_convolutions, random_state
-from ttsv.training.checkpoint import Checkpoints, restore_weights
+from ttsv.training.checkpoint import Checkpoints, load_weights, restore_weights
 from ttsv.training.feed import batches, place, whole
 from ttsv.training.graph import GraphedStep
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
@@ -334,7 +334,7 @@ class _Run:
             layer.iterations = 1
         if best:
             assert self.best is not None
-            self.model.load_state_dict(self.best)
+            load_weights(self.model, self.best)
             if self.best_constraint is not None:
                 self.constraint.load_state_dict(self.best_constraint)
         elif self.averaged is not None:

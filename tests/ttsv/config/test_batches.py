@@ -55,6 +55,7 @@ def test_the_last_batch_counts_where_an_epoch_comes_to_it() -> None:
     assert not accepts(dataset, "wrn10-1", batch_size=48)
     assert accepts(dataset, "wrn10-1", batch_size=48, steps=3)
     assert not accepts(dataset, "wrn10-1", batch_size=48, steps=4)
+    assert not accepts(dataset, "wrn10-1", batch_size=48, steps=3, recalibrate=True)  # through all of them
     assert accepts(dataset, "wrn10-1", batch_size=48, validation="test")  # of 160 images 16 are left
     assert accepts(dataset, "wrn10-1", batch_size=47)
     assert accepts(dataset, "wrn10-1", batch_size=145)

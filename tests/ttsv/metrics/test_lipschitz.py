@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,15 @@ def test_histogram() -> None:
     assert counts[2] == inside.sum().item()
     with pytest.raises(ConfigError, match="bins = 0"):
         found.histogram(0)
+
+
+@pytest.mark.parametrize("values", [[0.0], [2.0, 2.0], [3e37], [2e7, 2e7 + 2], [1e30, 1e30]])
+def test_a_histogram_of_values_too_near_each_other_for_its_bins(values: list[float]) -> None:
+    found = replace(empirical_lipschitz(linear()[0], IMAGES, LABELS), values=torch.tensor(values))
+    counts, edges = found.histogram()
+    assert sum(counts) == len(values)
+    assert len(set(edges)) == 31
+    assert edges[0] <= found.values.min() <= found.values.max() <= edges[-1]
 
 
 IMAGES, LABELS = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
