@@ -663,12 +663,12 @@ def _served(cards: list[str]) -> Iterator[dict[str, str]]:
 def _side_by_side(bench: Bench, environment: Mapping[str, str], device: str) -> dict[str, Any]:
     """Trials an hour of so many processes side by side. They begin together, once all have loaded everything."""
     found: dict[str, Any] = {}
+    # As trials have it that reserve one CPU: with all cores for each, processes are measured that wait for threads.
+    alone = {**environment, "OMP_NUM_THREADS": "1"}
     for count in (1, 2) if bench.toy else (1, 2, 4, 8):
         command = [*_command("share", device, toy=bench.toy), "--share", str(1 / count)]
         started = [
-            subprocess.Popen(
-                command, cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen(command, cwd=ROOT, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(count)
         ]
         try:
