@@ -178,17 +178,18 @@ class TestCurves:
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
         assert tab.saved(".curves-panel button[data-save=svg]")[1].count(b", logarithmic<") == 4
 
-    def test_a_loss_that_diverges_has_numbers_beside_it(self, site: Site, browse: Callable[..., Tab]) -> None:
+    def test_what_is_very_large_or_small_has_numbers_beside_it(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse("about:blank")
         page = tab.page
+        per_epoch = 0.45
 
-        def diverging(route: Any) -> None:
+        def extreme(route: Any) -> None:
             found = route.fetch().json()
             for curve in found["curves"]:
-                curve["values"] = [[10.0 ** (epoch * 0.45) for epoch in curve["epoch"]] for _ in found["metrics"]]
+                curve["values"] = [[10.0 ** (epoch * per_epoch) for epoch in curve["epoch"]] for _ in found["metrics"]]
             route.fulfill(json=found)
 
-        page.route("**/v1/curves?*", diverging)
+        page.route("**/v1/curves?*", extreme)
         tab.go(f"{site.url}/experiments/1#curves-panel")
         for log in (False, True):
             page.locator(".curves-form input[name=log]").set_checked(log)
@@ -197,6 +198,12 @@ class TestCurves:
             beside = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', said)
             assert len({*beside}) > 5, beside
             assert max(map(float, beside)) > 1e34
+        page.locator(".curves-form input[name=log]").uncheck()
+        per_epoch = -40
+        tab.go(f"{site.url}/experiments/1#curves-panel")
+        page.locator(".curves-figure[data-drawn='4']").wait_for()
+        said = tab.saved(".curves-panel button[data-save=svg]")[1].decode()
+        assert {"5e-41", "1e-38"} <= {*re.findall(r'text-anchor="end"[^>]*>([^<]+)<', said)}
 
     def test_they_are_saved(self, tab: Tab) -> None:
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
