@@ -680,9 +680,15 @@ class TestSettings:
     @pytest.mark.parametrize("path", ["/experiments/1", "/leaderboards/cifar10", "/submit"])
     def test_letters_twice_as_large_fit_on_a_telephone(self, site: Site, browse: Callable[..., Tab], path: str) -> None:
         tab = browse(f"{site.url}{path}", width=390)
+        tab.until("() => document.querySelector('.matrix-figure[data-drawn], .plane-figure[data-drawn], #spec')")
         tab.settle()
         tab.page.evaluate("() => { document.documentElement.style.fontSize = '200%'; }")
         tab.until("() => document.documentElement.scrollWidth <= innerWidth")
+        # What is drawn stays within its room, which is narrower now.
+        tab.until(
+            "() => [...document.querySelectorAll('.matrix-figure .canvas canvas, .plane-figure > .canvas canvas')]"
+            ".every(one => one.clientWidth <= one.closest('.canvas').clientWidth)"
+        )
 
 
 class TestAway:

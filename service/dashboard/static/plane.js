@@ -515,11 +515,11 @@ onScheme(() => {
   chart?.resize();
   draw();
 });
-let width = innerWidth;
-addEventListener("resize", () => {
-  if (innerWidth === width) return;
-  width = innerWidth;
+let width = 0;
+new ResizeObserver(() => {
+  if (place.clientWidth === width) return;
+  width = place.clientWidth;
   chart?.resize();
   if (chart !== null && !crossed.hidden) drawOverFields();
-});
+}).observe(place);
 load();
