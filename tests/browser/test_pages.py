@@ -684,6 +684,7 @@ class TestSettings:
         tab.settle()
         tab.page.evaluate("() => { document.documentElement.style.fontSize = '200%'; }")
         tab.until("() => document.documentElement.scrollWidth <= innerWidth")
+        assert tab.page.evaluate("() => getComputedStyle(document.body).fontSize") == "30px"
         # What is drawn stays within its room, which is narrower now.
         tab.until(
             "() => [...document.querySelectorAll('.matrix-figure .canvas canvas, .plane-figure > .canvas canvas')]"
