@@ -178,6 +178,11 @@ class TestCurves:
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
         assert tab.saved(".curves-panel button[data-save=svg]")[1].count(b", logarithmic<") == 4
 
+    def test_of_trials_that_are_not_there_it_is_said_once(self, site: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{site.url}/curves?trials=999")
+        tab.quiet(0.3)
+        assert tab.page.get_by_text("there is no trial 999").locator("visible=true").count() == 1
+
     def test_what_is_very_large_or_small_has_numbers_beside_it(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse("about:blank")
         page = tab.page
