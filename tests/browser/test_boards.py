@@ -74,7 +74,7 @@ class TestColumns:
             box = heading.bounding_box()
             assert box["x"] + box["width"] <= room["x"] + room["width"]
         assert page.locator(".wide").first.evaluate(CUT) <= 0
-        assert "Decided by the other fields: " in page.locator("main").inner_text()
+        assert "Decided by the other fields: " in page.locator("main").text_content()
         if path == "/leaderboards/cifar10":
             page.set_viewport_size({"width": 390, "height": 900})
             box = page.locator(".wide thead").first.locator("th", has_text="accuracy (%)").first.bounding_box()
