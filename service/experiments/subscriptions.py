@@ -56,11 +56,13 @@ class _Feed:
 class Subscriptions:
     """Looks at all watched experiments in one transaction per `every` seconds, in a thread; nobody else's waits.
 
-    Reads of all streams together use few threads and connections, so that many watchers leave the API its own.
+    Reads of all streams together use few threads and connections, so that many watchers leave the API its own. Who
+    hears nothing new for `quiet` seconds hears the same again, to see whether they may still listen.
     """
 
-    def __init__(self, database: Database, every: float = 1.0) -> None:
+    def __init__(self, database: Database, every: float = 1.0, quiet: float = 15.0) -> None:
         self.every = every
+        self.quiet = quiet
         self._database = database
         self._feeds: dict[int, _Feed] = {}
         self._newest: int | None = None
@@ -77,8 +79,8 @@ class Subscriptions:
                 if feed.seen is not None and feed.seen != told:
                     told = feed.seen
                     yield told
-                else:
-                    await changed.wait()
+                elif not await _first_of([changed], self.quiet):
+                    told = None
 
     async def any_changes(self, experiment_ids: Sequence[int]) -> AsyncGenerator[Seen | int, None]:
         """What is seen of several experiments, now and whenever it changes; ends if one of them is gone.
@@ -99,7 +101,8 @@ class Subscriptions:
                     if feed.seen is not None and feed.seen != told.get(experiment_id):
                         told[experiment_id] = feed.seen
                         yield feed.seen
-                await _first_of(waits)
+                if not await _first_of(waits, self.quiet):
+                    newest = None
 
     async def events(self, experiment_id: int, after: int) -> Sequence[Event]:
         """The next events of an experiment, at most 500."""
@@ -189,12 +192,13 @@ class Subscriptions:
         }
 
 
-async def _first_of(events: Sequence[asyncio.Event]) -> None:
-    """Waits until one of them is set."""
+async def _first_of(events: Sequence[asyncio.Event], seconds: float) -> bool:
+    """Waits until one of them is set; whether one was so soon."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+    return bool(done)

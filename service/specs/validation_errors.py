@@ -47,8 +47,11 @@ _MOST_SHOWN = 60
 
 
 def wrong_fields(errors: Iterable[ErrorDetails], body: Any) -> list[FieldProblem]:
-    """The problems behind a `ValidationError`'s errors; `body` is what was sent, "body" their paths' first part."""
-    return [field for error in errors for field in _fields(error, body)]
+    """The problems behind a `ValidationError`'s errors; `body` is what was sent, "body" their paths' first part.
+
+    Each is there once, though several parts of a page may read the same parameter.
+    """
+    return list(dict.fromkeys(field for error in errors for field in _fields(error, body)))
 
 
 def shown(value: Any) -> str:

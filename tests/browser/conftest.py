@@ -148,8 +148,13 @@ class Tab:
             self.complaints.append(f"a dialog: {dialog.message}")
             dialog.dismiss()
 
+        def said(message: Any) -> None:
+            # What browsers advise tests that look at pixels is no warning of a page's own scripts.
+            if message.type == "error" or (message.type == "warning" and message.location["url"]):
+                self.complaints.append(message.text)
+
         listeners: dict[str, Callable[[Any], None]] = {
-            "console": lambda said: self.complaints.append(said.text) if said.type == "error" else None,
+            "console": said,
             "pageerror": lambda error: self.complaints.append(str(error)),
             "request": lambda request: self.asked.append(request.url),
             "dialog": opened,

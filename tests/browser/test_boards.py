@@ -74,7 +74,7 @@ class TestColumns:
             box = heading.bounding_box()
             assert box["x"] + box["width"] <= room["x"] + room["width"]
         assert page.locator(".wide").first.evaluate(CUT) <= 0
-        assert "Decided by the other fields: " in page.locator("main").inner_text()
+        assert "Decided by the other fields: " in page.locator("main").text_content()
         if path == "/leaderboards/cifar10":
             page.set_viewport_size({"width": 390, "height": 900})
             box = page.locator(".wide thead").first.locator("th", has_text="accuracy (%)").first.bounding_box()
@@ -224,9 +224,9 @@ class TestPlane:
     def test_on_another_screen_all_is_as_fine_and_what_was_chosen_too(
         self, boards: Site, browse: Callable[..., Tab]
     ) -> None:
-        tab = browse(f"{boards.url}/leaderboards/cifar10?experiment=2", fresh=True)
+        tab = browse(f"{boards.url}/leaderboards/cifar10?experiment=1", fresh=True)
         page = tab.page
-        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        page.wait_for_selector(".plane-figure[data-drawn]")
         page.locator(".plane-figure button[data-brush]").click()
         box = page.locator(".plane-figure > .canvas").bounding_box()
         page.mouse.move(box["x"] + 80, box["y"] + 20)
@@ -249,11 +249,17 @@ class TestPlane:
     def test_numbers_beside_axes_are_written_as_on_pages(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2&x=parameters").page
         page.wait_for_selector(".plane-figure[data-drawn='16']")
-        read = "const { short, ticks } = await import('/static/numbers.js')"
+        read = "const { evenly, inDigits, short, ticks } = await import('/static/numbers.js')"
         call = f"async (values) => {{ {read}; return [ticks(values), values.map(short)]; }}"
         assert page.evaluate(call, [0, 1200, 20_000]) == [["0", "1\u202f200", "20\u202f000"]] * 2
         assert page.evaluate(call, [0, 5000, 2e5])[0] == ["0", "5e3", "2e5"]
         assert page.evaluate(call, [0.00012, 1.5])[1] == ["1.2e-4", "1.5"]
+        assert page.evaluate(f"async () => {{ {read}; return [-1e-9, 1e30].map(one => inDigits(one, 2)); }}") == [
+            "0.00",
+            "1.000e+30",
+        ]
+        # Means that differ in nothing but their last bit are an axis, too.
+        assert page.evaluate(f"async (low) => {{ {read}; return evenly(low, low + 2 ** -50); }}", 5) == [5]
 
     def test_files_have_the_key_of_the_colours(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page

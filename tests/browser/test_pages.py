@@ -178,17 +178,23 @@ class TestCurves:
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
         assert tab.saved(".curves-panel button[data-save=svg]")[1].count(b", logarithmic<") == 4
 
-    def test_a_loss_that_diverges_has_numbers_beside_it(self, site: Site, browse: Callable[..., Tab]) -> None:
+    def test_of_trials_that_are_not_there_it_is_said_once(self, site: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{site.url}/curves?trials=999")
+        tab.quiet(0.3)
+        assert tab.page.get_by_text("there is no trial 999").locator("visible=true").count() == 1
+
+    def test_what_is_very_large_or_small_has_numbers_beside_it(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse("about:blank")
         page = tab.page
+        per_epoch = 0.45
 
-        def diverging(route: Any) -> None:
+        def extreme(route: Any) -> None:
             found = route.fetch().json()
             for curve in found["curves"]:
-                curve["values"] = [[10.0 ** (epoch * 0.45) for epoch in curve["epoch"]] for _ in found["metrics"]]
+                curve["values"] = [[10.0 ** (epoch * per_epoch) for epoch in curve["epoch"]] for _ in found["metrics"]]
             route.fulfill(json=found)
 
-        page.route("**/v1/curves?*", diverging)
+        page.route("**/v1/curves?*", extreme)
         tab.go(f"{site.url}/experiments/1#curves-panel")
         for log in (False, True):
             page.locator(".curves-form input[name=log]").set_checked(log)
@@ -197,6 +203,12 @@ class TestCurves:
             beside = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', said)
             assert len({*beside}) > 5, beside
             assert max(map(float, beside)) > 1e34
+        page.locator(".curves-form input[name=log]").uncheck()
+        per_epoch = -40
+        tab.go(f"{site.url}/experiments/1#curves-panel")
+        page.locator(".curves-figure[data-drawn='4']").wait_for()
+        said = tab.saved(".curves-panel button[data-save=svg]")[1].decode()
+        assert {"5e-41", "1e-38"} <= {*re.findall(r'text-anchor="end"[^>]*>([^<]+)<', said)}
 
     def test_they_are_saved(self, tab: Tab) -> None:
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
@@ -673,9 +685,16 @@ class TestSettings:
     @pytest.mark.parametrize("path", ["/experiments/1", "/leaderboards/cifar10", "/submit"])
     def test_letters_twice_as_large_fit_on_a_telephone(self, site: Site, browse: Callable[..., Tab], path: str) -> None:
         tab = browse(f"{site.url}{path}", width=390)
+        tab.until("() => document.querySelector('.matrix-figure[data-drawn], .plane-figure[data-drawn], #spec')")
         tab.settle()
         tab.page.evaluate("() => { document.documentElement.style.fontSize = '200%'; }")
         tab.until("() => document.documentElement.scrollWidth <= innerWidth")
+        assert tab.page.evaluate("() => getComputedStyle(document.body).fontSize") == "30px"
+        # What is drawn stays within its room, which is narrower now.
+        tab.until(
+            "() => [...document.querySelectorAll('.matrix-figure .canvas canvas, .plane-figure > .canvas canvas')]"
+            ".every(one => one.clientWidth <= one.closest('.canvas').clientWidth)"
+        )
 
 
 class TestAway:

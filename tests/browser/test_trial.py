@@ -503,6 +503,17 @@ def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[
     page.locator("#log-live:has-text('once more')").wait_for()
     tab.complaints.clear()  # the console tells of what had no answer
 
+    def cancel(session: Session) -> None:
+        trial = session.get(Trial, RUNNING + 1)
+        assert trial is not None
+        trial.state = TrialState.CANCELLED
+
+    with page.expect_response("**/logs?*"):
+        tab.go(f"{live.url}/trials/{RUNNING + 1}#followed")
+    live.database.write(cancel)
+    page.locator("#log", has_text="There is none.").wait_for()
+    tab.quiet(1)
+
 
 def test_radii_of_every_image_are_read_from_their_file(live: Site, browse: Callable[..., Tab]) -> None:
     """Where the file of predictions is there, the curve has a point for each of many radii."""

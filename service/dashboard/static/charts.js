@@ -1,5 +1,6 @@
 // Charts of lines below each other in a figure: drag to zoom, one cursor, arrow keys, what lies under the pointer.
 import uPlot from "/static/lib/uplot.js";
+import { evenly } from "/static/numbers.js";
 import { FINE, printing } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { colour, fitted, onScheme } from "/static/theme.js";
@@ -22,7 +23,7 @@ export function axis(label = null) {
   return { ...named, stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 }
 
-const BEYOND = 1e31; // from which uPlot's own steps between the numbers of an axis do not suffice
+const [LEAST, BEYOND] = [1e-18, 1e31]; // what is less or more than these uPlot draws on zero, or without numbers beside it
 const STEPS = Array.from({ length: 340 }, (_, at) => at - 32).flatMap((power) => [1, 2, 2.5, 5].map((times) => Number(`${times}e${power}`)));
 const DECADES = 8; // at most beside a logarithmic axis
 
@@ -34,10 +35,21 @@ function decades(_, which, low, high) {
   return Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, at) => 10 ** (first + at * every));
 }
 
-/** What an axis of such columns needs where they go beyond uPlot's steps, as a loss that diverges does. */
+/** From where to where a linear axis goes on which such values stand. */
+function around(low, high) {
+  if (low === null) return [null, null];
+  if (low === 0 && high === 0) return [0, 1];
+  if (Math.max(-low, high) >= LEAST) return uPlot.rangeNum(low, high, 0.1, true);
+  const room = 0.1 * (high - low || Math.abs(high));
+  return [low < 0 ? low - room : Math.max(0, low - room), high > 0 ? high + room : Math.min(0, high + room)];
+}
+
+/** The scale of such columns and what its axis needs, however small or large they are, as a loss that diverges is. */
 export function heights(columns, log) {
-  if (!columns.some((values) => values.some((value) => value > BEYOND))) return {};
-  return { incrs: STEPS, ...(log ? { splits: decades } : {}) };
+  const extreme = (value) => value > BEYOND || (value > 0 && value < 1 / BEYOND);
+  if (log) return { scale: { distr: 3 }, beside: columns.some((values) => values.some(extreme)) ? { incrs: STEPS, splits: decades } : {} };
+  const splits = (_, which, low, high, step) => evenly(low, high, high - low < LEAST ? undefined : step);
+  return { scale: { range: (_, low, high) => around(low, high) }, beside: { incrs: STEPS, splits } };
 }
 
 /** uPlot's options for a chart with all its parts so many times as large: it draws so many pixels to a point alone. */

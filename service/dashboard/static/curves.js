@@ -271,6 +271,7 @@ export class CurveView extends Charts {
       return kept.filter((split) => split !== null).length > 1 ? kept : splits;
     };
     const tens = { filter: only, grid: { ...axis().grid, filter: only } };
+    const { scale, beside } = heights(columns.slice(1), log);
     const options = {
       cursor: {
         ...(this.along === "epoch" ? { sync: { key: "curves", setSeries: false } } : {}),
@@ -278,10 +279,10 @@ export class CurveView extends Charts {
         // The edges of bands are lines, too, of which nobody sees that they are meant: all others would fade.
         focus: { prox: 24, dist: (_, which, __, at, pointer) => (lines.some((line) => line.at === which) ? at - pointer : Infinity) },
       },
-      scales: { x: AROUND, y: { distr: log ? 3 : 1 } },
+      scales: { x: AROUND, y: scale },
       axes: [
         { ...axis(this.along), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
-        { ...axis(), size: 62, ...(log ? tens : {}), ...heights(columns.slice(1), log), values: (_, splits) => ticks(splits) },
+        { ...axis(), size: 62, ...(log ? tens : {}), ...beside, values: (_, splits) => ticks(splits) },
       ],
       series,
       bands,

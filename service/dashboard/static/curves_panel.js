@@ -15,7 +15,7 @@ function setUp(panel) {
   const { trials: named, bands, log, smoothing } = form.elements;
   const said = () => ({ bands: bands.checked, log: log.checked, smoothing: Number(smoothing.value) });
   Object.assign(view.options, said());
-  const ofPage = named.defaultValue;
+  const ofPage = panel.dataset.none === undefined ? named.defaultValue : ""; // none of these is there, which the page says
   let asked = null; // what is wanted now
   let drawn = null; // what the figure is of
   let curves = null; // what was answered to it

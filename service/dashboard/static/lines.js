@@ -34,15 +34,16 @@ export class LineCharts extends Charts {
     const kept = (values) => (chart.log ? values.map((value) => (value > 0 ? value : null)) : values);
     const columns = [chart.xs, ...chart.series.map(({ values }) => kept(values))];
     const lonely = chart.xs.length <= 40;
+    const { scale, beside } = heights(columns.slice(1), chart.log);
     const options = {
       cursor: { sync: { key: this.sync, setSeries: false }, points: { size: 6 } },
       scales: {
         x: AROUND,
-        y: { distr: chart.log ? 3 : 1, ...(chart.from === undefined ? {} : { range: (_, low, high) => [chart.from, high > chart.from ? high * 1.05 : chart.from + 1] }) },
+        y: { ...scale, ...(chart.from === undefined ? {} : { range: (_, low, high) => [chart.from, high > chart.from ? high * 1.05 : chart.from + 1] }) },
       },
       axes: [
         { ...axis(this.along), size: 34, ...(chart.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 1e4, 1e5] } : {}), values: (_, splits) => ticks(splits) },
-        { ...axis(), size: 62, ...heights(columns.slice(1), chart.log), values: (_, splits) => ticks(splits) },
+        { ...axis(), size: 62, ...beside, values: (_, splits) => ticks(splits) },
       ],
       series: [
         {},

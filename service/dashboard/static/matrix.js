@@ -1,5 +1,6 @@
 // An experiment as matrices side by side, drawn in a page. The table behind it says the same.
 import { init } from "/static/lib/echarts.js";
+import { inDigits } from "/static/numbers.js";
 import { onSheet, printing, read } from "/static/paper.js";
 import { element, isAway, patience } from "/static/request.js";
 import { colour, readable, sharp, tile, viridis } from "/static/theme.js";
@@ -58,7 +59,7 @@ export class Matrix {
 
   format(value) {
     const { factor, decimals } = this.data.reading;
-    return (value * factor).toFixed(decimals);
+    return inDigits(value * factor, decimals);
   }
 
   /** A number as it stands in a place so wide: one that is too long for it by its power of ten. */

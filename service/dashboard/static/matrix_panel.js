@@ -165,12 +165,12 @@ if (panel) {
     searched = location.search;
     choose(new URL(location.href), { push: false });
   });
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth === width) return;
-    width = innerWidth;
+  let width = panel.clientWidth;
+  new ResizeObserver(() => {
+    if (panel.clientWidth === width || panel.clientWidth === 0) return;
+    width = panel.clientWidth;
     shown?.draw();
-  });
+  }).observe(panel);
   onScheme(() => (shown === null && printing() ? draw() : shown?.draw()));
 
   const waiting = new Set();

@@ -19,6 +19,12 @@ export function short(value) {
   return extreme(number) ? powers(number) : grouped(number.toPrecision(4), 7);
 }
 
+/** A number with so many decimals, a very large one by its power of ten; what rounds to zero has no sign. */
+export function inDigits(value, decimals) {
+  const text = Math.abs(value) >= 1e15 ? value.toExponential(3) : value.toFixed(decimals);
+  return Number(text) === 0 ? text.replace("-", "") : text;
+}
+
 /** A field's value: what is whole has all its digits, as others are told apart by them. */
 export function said(value) {
   if (value === null || value === undefined) return "none";
@@ -37,4 +43,19 @@ export function ticks(values) {
   const known = values.filter((value) => value !== null);
   const write = known.some(extreme) ? (value) => (value === 0 ? "0" : powers(value, 7)) : tick;
   return values.map((value) => (value === null ? "" : write(value)));
+}
+
+/** The step of an axis between these numbers that makes five steps or a few more. */
+function stepOf(low, top) {
+  const rough = (top - low) / 5;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  return unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough * 0.999);
+}
+
+/** Round numbers, evenly apart, between two. */
+export function evenly(low, top, step = stepOf(low, top)) {
+  if (low === top) return [low];
+  const first = Math.ceil(low / step);
+  const count = Math.floor(top / step + 1e-6) - first + 1; // one after the other some would be the same as floats
+  return [...new Set(Array.from({ length: Math.max(0, count) }, (_, at) => Number(((first + at) * step).toPrecision(12))))];
 }

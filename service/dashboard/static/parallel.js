@@ -1,5 +1,5 @@
 // Parallel coordinates on a canvas: a line for each thing over axes that stand beside each other.
-import { tick } from "/static/numbers.js";
+import { evenly, tick } from "/static/numbers.js";
 import { printing } from "/static/paper.js";
 import { colour, fitted } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -47,16 +47,6 @@ function decades(low, top) {
   const found = [];
   for (let power = Math.ceil(low - 1e-9); power <= top + 1e-9; power++) found.push(10 ** power);
   return found.length > 1 ? found : [10 ** low, 10 ** top];
-}
-
-function evenly(low, top) {
-  if (low === top) return [low];
-  const rough = (top - low) / 5;
-  const unit = 10 ** Math.floor(Math.log10(rough));
-  const step = unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough * 0.999);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= top + step / 1e6; value += step) found.push(Number(value.toPrecision(12)));
-  return found;
 }
 
 /** Such a picture in a figure; `words` say which thing is meant, `open` opens it, `order` is that of the arrow keys. */

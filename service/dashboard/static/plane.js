@@ -1,6 +1,6 @@
 // The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
 import { init } from "/static/lib/echarts.js";
-import { grouped, said, short, tick } from "/static/numbers.js";
+import { grouped, inDigits, said, short, tick } from "/static/numbers.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
 import { element, isAway, patience } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
@@ -30,7 +30,7 @@ let chosen = null;
 let at = -1;
 let shownFields = []; // the fields that are axes of their own
 
-const shown = (axis, value) => (value * metrics[axis].factor).toFixed(metrics[axis].decimals);
+const shown = (axis, value) => inDigits(value * metrics[axis].factor, metrics[axis].decimals);
 const title = (axis) => `${metrics[axis].heading}${metrics[axis].unit ? ` (${metrics[axis].unit})` : ""}`;
 const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
 const wide = (values) => values.every((value) => value > 0) && Math.max(...values) / Math.min(...values) > 30;
@@ -146,6 +146,7 @@ function options() {
       silent: true,
       clip: true,
       z: 2,
+      zlevel: 0, // ECharts gives shapes of a custom series no level by itself where a brush has them drawn anew
       data: barred.map((index) => [xs[index], ys[index], index, ...(reach("x", index) ?? [xs[index], xs[index]]), ...(reach("y", index) ?? [ys[index], ys[index]])]),
       // The axes reach to their ends, but where the bars are those of the chosen, by which nothing is to move.
       ...(barred.length === xs.length && { encode: { x: [0, 3, 4], y: [1, 5, 6] } }),
@@ -514,11 +515,11 @@ onScheme(() => {
   chart?.resize();
   draw();
 });
-let width = innerWidth;
-addEventListener("resize", () => {
-  if (innerWidth === width) return;
-  width = innerWidth;
+let width = 0;
+new ResizeObserver(() => {
+  if (place.clientWidth === width) return;
+  width = place.clientWidth;
   chart?.resize();
   if (chart !== null && !crossed.hidden) drawOverFields();
-});
+}).observe(place);
 load();

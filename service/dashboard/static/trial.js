@@ -364,7 +364,8 @@ for (const link of document.querySelectorAll("#tabs a")) {
 }
 look();
 document.addEventListener("progressed", () => {
-  if (live.dataset.ended !== undefined || live.dataset.open === undefined) {
+  const none = document.querySelector("#log [data-none]") !== null; // it was over before it wrote one
+  if (!none && (live.dataset.ended !== undefined || live.dataset.open === undefined)) {
     // It may be tried again, whose log goes on.
     live.dataset.open = "";
     delete live.dataset.ended;

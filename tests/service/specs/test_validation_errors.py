@@ -131,3 +131,12 @@ def test_every_pattern_of_a_query_is_said_in_words(openapi: dict[str, Any]) -> N
     patterns = {way["pattern"] for schema in schemas for way in schema.get("anyOf", [schema]) if "pattern" in way}
     others = patterns - WORDS.keys()
     assert [one for one in others if "none" not in one] == [], "a rank has words of its own"
+
+
+def test_what_two_parts_of_a_page_refuse_is_said_once(sqlite_api: TestClient) -> None:
+    made = sqlite_api.post("/v1/experiments", json={"name": "x", "base": BASE})
+    page = sqlite_api.get(
+        f"/experiments/{made.json()['id']}", params={"where": "a" * 3000}, headers={"Accept": "text/html"}
+    )
+    assert page.status_code == 422
+    assert page.text.count("where[0]") == 1
