@@ -12,7 +12,7 @@ TEXT = {"\\textbackslash", "\\textasciicircum", "\\textasciitilde", "\\textless"
 ESCAPED = {f"\\{character}" for character in "{}$&#%_"}
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|%[^\n]*\n?|[{}$&#_^~]|\n[ \t]*\n|\s+|[^\\%{}$&#_^~\s]+", re.DOTALL)
 _TABLE = re.compile(
-    r"\\begin\{table\}\n\\centering\n\\caption\{(?P<caption>.*)\}\n(?:\\small\n"
+    r"\\begin\{table\}\n\\centering\n\\caption\{(?P<caption>.*)\}\n\\smallskip\n(?:\\small\n"
     r"\\resizebox\{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi\}\{!\}\{%\n"
     r"\\begin\{tabular\}\{(?P<columns>[lr]+)\}\n\\toprule\n(?P<head>.*) \\\\\n\\midrule\n(?P<rows>(?:.* \\\\\n)*)"
     r"\\bottomrule\n\\end\{tabular\}\}\n)?"
@@ -31,7 +31,7 @@ def check(text: str, *, standalone: bool = False) -> int:
     """Fails where a TeX would, or would print something else than is meant; returns how many tables there are.
 
     Every byte has to belong to a table of the one form that tables have: as many cells in every row as columns, texts
-    without a command that is not a character's, all braces closed, `$` around nothing but plus-minus.
+    without a command that is not a character's, all braces closed, `$` around nothing but plus-minus and minus.
     """
     if standalone:
         document = _DOCUMENT.fullmatch(text)
@@ -82,8 +82,8 @@ def _check_rows(table: re.Match[str]) -> None:
 
 
 def _check_text(text: str) -> None:
-    """A text within a line: characters, what is escaped, groups, bold, and plus-minus in mathematics."""
-    text = text.replace("$\\pm$", "+-")
+    """A text within a line: characters, what is escaped, groups, bold, and signs in mathematics."""
+    text = text.replace("$\\pm$", "+-").replace("$-$", "-")
     depth = 0
     tokens = _TOKEN.findall(text)
     assert "".join(tokens) == text
@@ -100,15 +100,25 @@ def _check_text(text: str) -> None:
         else:
             assert token[0] not in "%$&#_^~", f"bare {token[0]} in {text}"
             assert "\n" not in token, f"a line ends in {text!r}"
-            assert all(" " <= c <= "~" or "À" <= c <= "ÿ" for c in token), f"fonts may lack {token!r}"
+            fonts = (" " <= c <= "~" or ("À" <= c <= "ÿ" and c not in "ÐÞðþ") for c in token)
+            assert all(fonts), f"fonts may lack {token!r}"
+            assert not re.search("--|,,", token), f"a dash or a quotation mark of {token!r}"
             assert not set(token) & set('<>|"'), f"other fonts print others for {token!r}"
             assert "`" not in token or (tokens[index - 1], following) == ("{", "}"), f"a quotation mark: {text}"
     assert depth == 0, f"a brace is open: {text}"
 
 
 def compiled(documents: Mapping[str, str], folder: Path) -> bool:
-    """Has a TeX compile whole documents by name, if there is one here; fails where it does. Whether there was one."""
+    """Has a TeX compile whole documents by name; fails where it does. Whether there is one here that has what they use.
+
+    Lines of those whose names have "wide" may be no wider than the page.
+    """
     program = shutil.which("pdflatex")
+    used = {
+        f"{name}.sty" for text in documents.values() for name in re.findall(r"^\\usepackage.*\{(\w+)\}$", text, re.M)
+    }
+    if program and subprocess.run(["kpsewhich", *used], capture_output=True, check=False).returncode:
+        program = None
     for name, text in documents.items() if program else ():
         (folder / f"{name}.tex").write_text(text)
         command = [str(program), "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"{name}.tex"]

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -206,8 +207,8 @@ def escape_markdown(text: str) -> str:
 
 _PAGE = 36
 """Lines of rows and notes that a page has room for, whatever the document: LaTeX prints none that stand below it."""
-_LINE = 80
-"""Characters of a caption or a note that a line has room for."""
+_LINE = 48
+"""Characters of a caption or a note that a line has room for, also where a page has two columns."""
 _WAITING = 16
 """LaTeX fails where some fifty tables wait for their pages: after so many it is told to print them."""
 
@@ -227,7 +228,8 @@ def to_latex(sheets: Sequence[Sheet], *, standalone: bool = False) -> str:
     return f"{head}\n\\begin{{document}}\n{body or 'No results.'}\n\\end{{document}}\n"
 
 
-_SHRUNK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+SHRUNK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+"""Begins what is made as wide as the line where it is wider; a brace ends it."""
 
 
 def _latex(sheet: Sheet) -> list[str]:
@@ -265,11 +267,11 @@ def _lines(text: str) -> int:
 
 
 def _latex_page(sheet: Sheet, caption: str, rows: _Texts, notes: Sequence[str]) -> str:
-    lines = ["\\begin{table}", "\\centering", f"\\caption{{{escape_latex(caption)}}}"]
+    lines = ["\\begin{table}", "\\centering", f"\\caption{{{escape_latex(caption)}}}", "\\smallskip"]
     if rows or not notes:
         lines += [
             "\\small",
-            _SHRUNK,
+            SHRUNK,
             f"\\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in sheet.numeric)}}}",
             "\\toprule",
             " & ".join(map(_braced, sheet.headings)) + " \\\\",
@@ -287,6 +289,7 @@ def _latex_page(sheet: Sheet, caption: str, rows: _Texts, notes: Sequence[str]) 
 def _latex_cell(cell: str | Measured) -> str:
     if isinstance(cell, Measured):
         mean, std = cell.printed
+        mean = mean.replace("-", "$-$")
         said = (f"\\textbf{{{mean}}}" if cell.best else mean) + ("" if std is None else f" $\\pm$ {std}")
         return f"{said} ({escape_latex(cell.of)})" if cell.of else said
     return _braced(cell)
@@ -297,6 +300,8 @@ def _braced(text: str) -> str:
     return f"{{{escape_latex(text)}}}" if text else ""
 
 
+_FONTS = {*map(chr, range(ord(" "), ord("~") + 1)), *map(chr, range(ord("À"), ord("ÿ") + 1))} - set("ÐÞðþ")
+"""What the fonts of any document have: TeX's own, OT1, know neither eth nor thorn."""
 _LATEX = {
     "\\": "\\textbackslash{}",
     "{": "\\{",
@@ -317,11 +322,13 @@ _LATEX = {
 }
 
 
+_JOINED = re.compile("(?<=-)(?=-)|(?<=,)(?=,)")
+
+
 def escape_latex(text: str) -> str:
     """Text as text in any document; what its fonts may not have, and control characters, by their numbers."""
-    return "".join(
-        _LATEX.get(c, c) if c in _LATEX or " " <= c <= "~" or "À" <= c <= "ÿ" else _number(c) for c in _one_line(text)
-    )
+    escaped = "".join(_LATEX.get(c, c) if c in _LATEX or c in _FONTS else _number(c) for c in _one_line(text))
+    return _JOINED.sub("{}", escaped)  # two hyphens would be a dash, two commas a quotation mark
 
 
 def _one_line(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.leaderboards.metrics import Metric
-from service.leaderboards.text_tables import escape_latex, value_text
+from service.leaderboards.text_tables import SHRUNK, escape_latex, value_text
 from service.paper.presets import Scale
 from service.paper.reference import RATIOS, Label, PaperTable, printed_of
 from service.paper.reproduction import Reproduction, TableRow
@@ -230,7 +230,12 @@ def figure_latex(figure: PaperFigure) -> str:
         elif not values:
             options += ", ymin=0, ymax=1, ytick=\\empty"
         # Each in a paragraph of its own: two in one line run off the page.
-        lines += ["", "\\begin{tikzpicture}", f"\\begin{{axis}}[{options}, legend pos=outer north east]"]
+        lines += [
+            "",
+            f"\\noindent{SHRUNK}",
+            "\\begin{tikzpicture}",
+            f"\\begin{{axis}}[{options}, legend pos=outer north east]",
+        ]
         for index, name in enumerate(figure.series):
             mine = [point for point in panel.points if point.series == index]
             for point in mine:
@@ -251,7 +256,7 @@ def figure_latex(figure: PaperFigure) -> str:
                 f"\\addplot[draw=none, forget plot] coordinates {{({figure.reach[0]:g},0) ({figure.reach[1]:g},1)}};"
             )
             lines.append(f"\\node[font=\\footnotesize] at (axis description cs:0.5,0.5) {{{figure.nothing}}};")
-        lines += ["\\end{axis}", "\\end{tikzpicture}"]
+        lines += ["\\end{axis}", "\\end{tikzpicture}}"]
     return "\n".join(lines) + "\n"
 
 

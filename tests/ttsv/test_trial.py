@@ -21,6 +21,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.catalog import training_images
 from ttsv.errors import ConfigError, DataError, TrialError
+from ttsv.evaluation import evaluate
 from ttsv.layers import TTConv2d
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, predict, run_to_end
@@ -190,7 +191,7 @@ def test_protocols_keep_their_fingerprints_and_say_what_was_done(
 
 @pytest.mark.slow
 def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> None:
-    """As a model of its own that says which epoch it is; what ranks is the last epoch's."""
+    """As a model of its own that says which epoch it is, also where it is evaluated; what ranks is the last epoch's."""
     base: dict[str, Any] = {"dataset": "synthetic:1x8x8:4:200", "model": "small-cnn", "layer": "soc"}
     training = {"epochs": 3, "steps": 2, "batch_size": 8, "lr": 0.05, "keep_best": True, "best_by": "certified"}
     epochs, result = run(TrialConfig.from_dict({**base, "training": training}), tmp_path)
@@ -204,6 +205,8 @@ def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> 
     data = load_dataset(base["dataset"], tmp_path)
     logits = predict(kept.model, data.validation.images)
     assert accuracy(logits, data.validation.labels) == epochs[best - 1].val_accuracy
+    again = run_to_end(evaluate(path, base["dataset"], tmp_path)).measured.protocol
+    assert (again["weights"], again.get("training")) == (words, None)
     other = training | {"keep_best": False, "epochs": 1}
     _, plain = run(TrialConfig.from_dict({**base, "training": other}), tmp_path / "other")
     assert protocol_fingerprint(plain.protocol) == protocol_fingerprint(result.protocol)

@@ -86,13 +86,20 @@ def evaluate_trial(
 
 
 def _save_best(folder: Path, config: TrialConfig, data: Dataset, network: TrainedNetwork) -> Path:
-    """Writes the best epoch's network beside the last one's, and returns its file."""
+    """Writes the best epoch's network beside the last one's, and returns its file.
+
+    It is described as that of a trial that selects it: by its own epoch, and without what was done to the last one's.
+    """
     assert network.best_weights is not None
     with torch.random.fork_rng(devices=[]):
         best = create_model(**asdict(network.arguments))
     load_weights(best, network.best_weights)
-    facts = replace(network.facts, selected_epoch=network.best_epoch, layers=())
-    told = describe_training(config, data, facts)
+    said = {subject: words for subject, words in network.facts.said.items() if subject != "kept"}
+    if "projection" in said and network.best_epoch != network.facts.selected_epoch:
+        said["projection"] = "what its epoch left was kept as it was"
+    facts = replace(network.facts, selected_epoch=network.best_epoch, layers=(), said=said)
+    chosen = replace(config, training=replace(config.training, select="best", keep_best=False))
+    told = describe_training(chosen, data, facts)
     return save_model(folder, best, asdict(network.arguments), name="best", **told)
 
 

@@ -1,12 +1,14 @@
 """The paper's figures before anything was run: their files, and what they say."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.paper.presets import PAPER
+from tests import latex
 
 PANELS = {"vgg": (10, 12, 0), "lipschitz": (2, 21, 39), "speedup": (4, 20, 40), "soc-speedup": (2, 12, 0)}
 """Panels, places of each that were not run, and places with hollow marks in all of them."""
@@ -34,17 +36,23 @@ def test_latex_has_an_axis_for_each_panel(sqlite_api: TestClient, name: str) -> 
     assert text.count(": not run\n") == panels * places
     code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert code.count("{") == code.count("}")
-    assert not re.search(r"(?<!\\)[%_&#$]", code)
+    assert not re.search(r"(?<!\\)[%_&#$]", code.replace("{!}{%", "{!}{"))
     empty = code.count("{nothing measured here; no number is printed}")
     assert code.count("\\addplot") == code.count("\\addlegendentry") + empty
     assert code.count("forget plot") == empty == {"vgg": 10, "soc-speedup": 2, "speedup": 2}.get(name, 0)
 
 
-def test_latex_has_a_paragraph_for_each_panel(sqlite_api: TestClient) -> None:
-    """Two in one line would run off the page."""
-    for name in PANELS:
-        text = sqlite_api.get(f"/figures/{PAPER}/{name}.tex").text
-        assert text.count("\n\n\\begin{tikzpicture}\n") == text.count("\\begin{tikzpicture}")
+def test_latex_has_a_paragraph_for_each_panel_as_wide_as_the_line_at_most(
+    sqlite_api: TestClient, tmp_path: Path
+) -> None:
+    """Two in one line would run off the page, and so would one beside which its legend stands."""
+    texts = [sqlite_api.get(f"/figures/{PAPER}/{name}.tex").text for name in PANELS]
+    for text in texts:
+        panels = text.count("\\begin{tikzpicture}")
+        assert text.count("{!}{%\n\\begin{tikzpicture}\n") == text.count("\n\n\\noindent\\resizebox{") == panels
+    body = "\n".join(texts)
+    around = "\\documentclass{article}\n\\usepackage{pgfplots}\n\\begin{document}\n%s\\end{document}\n"
+    latex.compiled({"wide": around % body}, tmp_path)
 
 
 def test_a_large_number_is_written_out(sqlite_api: TestClient) -> None:

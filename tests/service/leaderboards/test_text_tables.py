@@ -53,7 +53,7 @@ HOSTILE = [
     "[1cm]",
     "100% $x$ _a ^b #c &d {e} ~f",
     "^^5cinput",
-    '"quoted" `` ?`',
+    '"quoted" `` ?` ,,so,, --hide --- ÐÞðþ',
     "\u202eright to left\u200b",
     "a\x00b\x07\x1b[31m\x85\u2028c",
     "中文 é ß ÿ 🎉 \ufeff",
@@ -116,6 +116,7 @@ class TestMarkdown:
 
 COMMANDS = {
     *("begin", "end", "centering", "caption", "small", "toprule", "midrule", "bottomrule", "textbf", "pm", "medskip"),
+    "smallskip",
     *("parbox", "linewidth", "footnotesize", "raggedright", "textbackslash", "textasciicircum", "textasciitilde"),
     *("textless", "textgreater", "textbar", "resizebox", "ifdim", "width", "else", "fi"),
 }
@@ -146,6 +147,7 @@ class TestLatex:
         assert len(rows) == 1 + len(HOSTILE)
         assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {5}
         assert "\\textbf{97.12} $\\pm$ 0.50" in text
+        assert "\n$-$0.50 " in to_latex([Sheet("t", ["B - A"], [True], [[Measured(-0.5, None, 2)]])])
 
     def test_it_compiles(self, tmp_path: Path) -> None:
         """Alone, and put into a document as the comment says."""
@@ -174,7 +176,7 @@ class TestLatex:
             (str(number), str(number)) for number in range(130)
         ]
         assert re.findall(r"\{note (\d+)\}", text) == [str(number) for number in range(60)]
-        assert text.count("seed 3 diverged;") == 200
+        assert text.count("diverged;") == 200
         assert text.count("\\caption{long. All rows: lr 0.5.}") == 1
         assert text.count("\\caption{long, continued}") == latex.check(text) - 1
         many = [Sheet(f"{number}", ["x"], [True], [[number]]) for number in range(70)]
