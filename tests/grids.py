@@ -28,7 +28,7 @@ from service.database import (
     now,
 )
 from service.database.engine import Database
-from service.experiments.events import EventKind, record_trial
+from service.experiments.events import EventKind, of_trial
 from service.experiments.submission import Draft, submit
 from service.leaderboards import cell_scores
 from service.migrate import migrate
@@ -192,7 +192,7 @@ def finish(session: Session, trial_id: int, accuracy: float, **changes: Any) -> 
     plain = {name: value for name, value in vars(made_result()).items() if name in Result.__table__.columns}
     values = plain | {"layers": [], "environment": {}, "accuracy": accuracy} | changes
     session.add(Result(**values | {"trial_id": trial_id, "protocol": PROTOCOL, "fence": 1}))
-    record_trial(session, EventKind.TRIAL_FINISHED, "gpu1", trial)
+    session.add(Event(**of_trial(EventKind.TRIAL_FINISHED, "gpu1", trial)))
     session.flush()
     cell_scores.refresh_cells(session, [(trial.dataset, trial.cell)])
 

@@ -5,40 +5,35 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from select import POLLIN, poll
 from sqlite3 import SQLITE_BUSY, SQLITE_FULL, SQLITE_READONLY
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json  # several times as fast as the package json
 from sqlalchemy import (
     ARRAY,
     URL,
-    Column,
     ColumnElement,
     CompoundSelect,
     Connection,
     CursorResult,
     Engine,
-    Float,
     Select,
-    Table,
     UpdateBase,
     any_,
     bindparam,
     create_engine,
     event,
-    func,
     literal,
     make_url,
-    select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError
-from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.errors import UserError
 
@@ -194,46 +189,6 @@ def upsert(connected: Session | Connection) -> Any:
     """The database's own INSERT, which knows what to do with a row that exists."""
     dialect = (connected if isinstance(connected, Connection) else connected.get_bind()).dialect
     return postgresql.insert if dialect.name == "postgresql" else sqlite.insert
-
-
-def insert_rows(
-    connection: Connection, entity: type[DeclarativeBase], rows: Sequence[Mapping[str, Any]], *, replace: bool = False
-) -> None:
-    """Inserts rows that name every column; with `replace` they take the place of those with the same key.
-
-    PostgreSQL gets all in one statement, an array of each column: rows that are sent one by one cost it and the driver
-    more than it costs to insert them.
-    """
-    arrays = connection.dialect.name == "postgresql"
-    statement = _insertion(entity, replace=replace, arrays=arrays)
-    if arrays:
-        connection.execute(
-            statement, {column.name: _array(column, rows) for column in cast("Table", entity.__table__).columns}
-        )
-    else:
-        connection.execute(statement, rows)
-
-
-def _array(column: Column[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """A column's values: the driver takes no array of whole numbers and fractions, as ranks are both."""
-    values = [row[column.name] for row in rows]
-    if not isinstance(column.type, Float):
-        return values
-    return [value if value is None else float(value) for value in values]
-
-
-@lru_cache
-def _insertion(entity: type[DeclarativeBase], *, replace: bool, arrays: bool) -> UpdateBase:
-    table = cast("Table", entity.__table__)
-    new: Any = (postgresql if arrays else sqlite).insert(table)
-    if arrays:
-        names = table.c.keys()
-        values = func.unnest(*(bindparam(column.name, type_=ARRAY(column.type)) for column in table.c))
-        new = new.from_select(names, select(*values.table_valued(*names).render_derived().c))
-    if replace:
-        news = {column.name: new.excluded[column.name] for column in table.c if not column.primary_key}
-        new = new.on_conflict_do_update(index_elements=list(table.primary_key), set_=news)
-    return cast("UpdateBase", new)
 
 
 def is_full(error: Exception) -> bool:

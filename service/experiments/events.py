@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import Event, Experiment, Trial
+from service.database import Event, Experiment, Trial, now
 
 
 class EventKind(StrEnum):
@@ -51,10 +51,11 @@ def record(session: Session, kind: EventKind, actor: str, experiment: Experiment
     session.add(Event(experiment_id=experiment.id, actor=actor, kind=kind.value, detail=detail))
 
 
-def record_trial(session: Session, kind: EventKind, actor: str, trial: Trial, **detail: Any) -> None:
-    """Adds an event of a trial, with its number and attempt; `detail` is JSON."""
+def of_trial(kind: EventKind, actor: str, trial: Trial, **detail: Any) -> dict[str, Any]:
+    """The row of an event of a trial, with its number and attempt; `detail` is JSON."""
     facts = {"number": trial.number, "attempt": trial.attempts} | detail
-    session.add(Event(experiment_id=trial.experiment_id, trial_id=trial.id, actor=actor, kind=kind.value, detail=facts))
+    keys = {"experiment_id": trial.experiment_id, "trial_id": trial.id}
+    return {**keys, "at": now(), "actor": actor, "kind": kind.value, "detail": facts}
 
 
 def record_deletion(session: Session, actor: str, experiment: Experiment, **detail: Any) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from pydantic_core import to_json
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.access.keys import check_quota
 from service.access.security import ANYONE, Principal
 from service.database import Experiment, Trial, TrialState
-from service.database.engine import is_postgres
+from service.database.rows import Rows, write_rows
 from service.errors import StateError
 from service.experiments import actions, events, store
 from service.experiments.events import EventKind
@@ -194,27 +193,11 @@ def _insert_trials(
         rows = again
     if not rows:
         return
-    if is_postgres(session):
-        _insert_document(session, rows)
-    else:
-        session.execute(insert(Trial), rows)
+    fresh = {"state": TrialState.QUEUED, "attempts": 0, "deaths": 0, "epoch": 0, "run_seconds": 0.0}
+    write_rows(session.connection(), Rows(Trial, [{**row, **fresh} for row in rows]))
     new = select(Trial.number, Trial.id).where(Trial.experiment_id == experiment_id, Trial.number >= first)
     ids = dict(session.execute(new).all())
     field_index.enter(session, ({"trial_id": ids[row["number"]], **row} for row in rows))
-
-
-def _insert_document(session: Session, rows: Sequence[_NewTrial]) -> None:
-    """All rows as one JSON document in one statement: of ten thousand it takes half the time, and triggers run once."""
-    fresh = {"state": TrialState.QUEUED.value, "attempts": 0, "deaths": 0, "epoch": 0, "run_seconds": 0.0}
-    names = ", ".join(f'"{name}"' for name in {**rows[0], **fresh})
-    document = to_json([{**row, **fresh} for row in rows]).decode()
-    session.execute(
-        text(
-            f"INSERT INTO trials ({names}) SELECT {names} "
-            "FROM json_populate_recordset(NULL::trials, CAST(:document AS json))"
-        ),
-        {"document": document},
-    )
 
 
 def next_number(session: Session, experiment_id: int) -> int:

@@ -9,13 +9,14 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import is_among, is_postgres, upsert
+from service.database.rows import Rows, Way, write_rows
 from service.leaderboards.corruption_baselines import BaselineProtocols
-from service.leaderboards.counted_results import CELL_TRIALS, EVERYONE, CellResults, MadeScore, ScoreColumns
+from service.leaderboards.counted_results import CELL_TRIALS, EVERYONE, CellResults, MadeScore
 from service.leaderboards.metrics import from_stored
 from service.leaderboards.score_ranks import RankChanges, turn_standing
 from service.specs.columns import told
@@ -34,7 +35,6 @@ _BOARD = select(ScoreBoard.id).where(
     ScoreBoard.protocol == bindparam("protocol_name"),
 )
 _ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
-_CHANGE = update(Score).where(Score.id == bindparam("score_id"))
 
 
 @cache
@@ -55,12 +55,6 @@ def _of_cells(*, postgres: bool) -> tuple[Select[*tuple[Any, ...]], Select[*tupl
 @cache
 def _configs(*, postgres: bool) -> Select[*tuple[Any, ...]]:
     return select(Trial.id, Trial.config).where(is_among(Trial.id, "trials", postgres=postgres))
-
-
-class _ChangedScore(ScoreColumns):
-    """A row of `_CHANGE`."""
-
-    score_id: int
 
 
 def refresh_experiment(session: Session, experiment_id: int) -> None:
@@ -114,11 +108,10 @@ def recount(session: Session, experiment: Experiment) -> None:
     changed, turned = [], []
     for score_id, dataset, cell, scope, seeds, before in session.execute(mine):
         if (now := counts.get((scope, dataset, cell), before)) != before:
-            changed.append({"score_id": score_id, "trials": now})
+            changed.append({"id": score_id, "trials": now})
             turned += [score_id] if (seeds == now) != (seeds == before) else []
     connection = session.connection()
-    if changed:
-        connection.execute(_CHANGE, changed)
+    write_rows(connection, Rows(Score, changed, Way.CHANGE))
     if turned:
         turn_standing(connection, turned)
 
@@ -143,22 +136,20 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
         connection.execute(delete(Score).where(Score.id.in_(gone)))
     ranks = RankChanges()
-    changed: list[_ChangedScore] = []
+    changed: list[dict[str, object]] = []
     new: list[tuple[int, str, MadeScore]] = []
     boards: dict[tuple[int, str], int] = {}
     for (cell, scope, protocol), made in wanted.items():
         if old := known.get((cell, scope, protocol)):
             measured = from_stored(old.metrics)
             if (old.trial_id, old.trials, measured) != (made.trial_id, made.trials, made.measures):
-                changed.append({"score_id": old.id, **made.columns()})
+                changed.append({"id": old.id, **made.columns()})
                 turned = (old.seeds == old.trials) != made.complete
                 ranks.change(old.id, old.board_id, cell, made, measured, turned=turned)
         else:
             if (scope, protocol) not in boards:
                 boards[scope, protocol] = _board(connection, scope, dataset, protocol)
             new.append((boards[scope, protocol], cell, made))
-    if changed:
-        connection.execute(_CHANGE, changed)
     if new:
         flat = _flat_fields(connection, [made for *_, made in new])
         rows = [
@@ -167,7 +158,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
         ]
         for (score_id,), (board_id, cell, made) in zip(connection.execute(_ENTER, rows), new, strict=True):
             ranks.change(score_id, board_id, cell, made, {})
-    ranks.write(connection)
+    ranks.write(connection, Rows(Score, changed, Way.CHANGE))
 
 
 def refresh_all(session: Session) -> None:

@@ -13,7 +13,8 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from service.database import FieldIndex, Tally, Trial
-from service.database.engine import insert_rows, is_postgres
+from service.database.engine import is_postgres
+from service.database.rows import Rows, write_rows
 from service.specs.columns import told
 
 _COLUMNS = tuple(name for name in map(attrgetter("key"), FieldIndex.__table__.c) if name not in ("trial_id", "fields"))
@@ -31,7 +32,7 @@ def enter(session: Session, trials: Iterable[Mapping[str, Any]]) -> None:
             of_cells[trial["cell"]] = {path: value for path, value in named.items() if path not in _COLUMNS}
         columns = {name: trial[name] for name in _COLUMNS}
         rows.append({"trial_id": trial["trial_id"], **columns, "fields": of_cells[trial["cell"]]})
-    insert_rows(session.connection(), FieldIndex, rows)
+    write_rows(session.connection(), Rows(FieldIndex, rows))
 
 
 def fill(session: Session) -> bool:

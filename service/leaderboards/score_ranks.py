@@ -7,7 +7,7 @@ from typing import TypedDict
 from sqlalchemy import Connection, bindparam, delete, update
 
 from service.database import ScoreRank
-from service.database.engine import insert_rows
+from service.database.rows import Rows, Way, write_rows
 from service.leaderboards.counted_results import MadeScore
 from service.leaderboards.metrics import Measure, Measures, Metric
 
@@ -80,12 +80,11 @@ class RankChanges:
             if turned or name not in old or _ranked(old[name]) != _ranked(one)
         ]
 
-    def write(self, connection: Connection) -> None:
-        """Into the database."""
+    def write(self, connection: Connection, *beside: Rows) -> None:
+        """Into the database, and other rows with it."""
         if self._gone:
             connection.execute(_UNPLACE, self._gone)
-        if self._new:
-            insert_rows(connection, ScoreRank, self._new, replace=True)
+        write_rows(connection, *beside, Rows(ScoreRank, self._new, Way.REPLACE))
 
 
 def _ranked(one: Measure) -> _RankedMean:

@@ -54,6 +54,14 @@ class _Node:
         if not trial.cards:
             self._unnamed += gpus
 
+    def take_in(self, trial: Standing) -> None:
+        """A trial comes here whose cards nobody knows: a part of one is where it fits best, as Ray has it."""
+        cards: tuple[str, ...] = ()
+        if 0 < (gpus := trial.needs.gpus) < 1:
+            fitting = [(used, card) for card, used in self._cards.items() if used + gpus <= 1 + _LITTLE]
+            cards = (max(fitting)[1] if fitting else f"another after {len(self._cards)}",)
+        self.stand(replace(trial, cards=cards))
+
     def of(self, experiments: Collection[int]) -> list[Standing]:
         """The trials of these experiments that run here."""
         return [trial for trial in self.standing if trial.experiment_id in experiments]
@@ -91,6 +99,13 @@ class _Node:
             gpus = float(sum(left > 1 - _LITTLE for left in self._left_of_cards()))
         cpus, memory = self._cpus - promised.cpus, self._memory - promised.memory_gib
         return Amount(max(0.0, cpus), gpus, max(0.0, memory))
+
+    def rest(self) -> Amount:
+        """What it has left, but for promises: whole cards, and the largest part of one."""
+        left = self._left_of_cards()
+        whole = sum(card > 1 - _LITTLE for card in left)
+        part = max((card for card in left if _LITTLE < card <= 1 - _LITTLE), default=0.0)
+        return self.free(Amount(0))._replace(gpus=whole + part)
 
     def missing(self, needs: Amount) -> tuple[float, float, float]:
         """How much has to end here first: GPUs, CPUs, memory."""
@@ -141,10 +156,21 @@ class Floor:
             elif trial.node is None:
                 homeless.append(trial)
         for trial in homeless:
-            fitting = (node for node in self._nodes.values() if trial.needs.fits(node.free(trial.needs)))
-            if (node := next(fitting, None)) is not None:
-                node.stand(trial)
-                self._take(trial.needs)
+            self.put(trial)
+
+    def put(self, trial: Standing, shunned: Collection[str] = frozenset()) -> bool:
+        """Puts a trial that is to run, or runs nobody knows where, on the first node that has room; whether one has."""
+        nodes = (node for name, node in self._nodes.items() if name not in shunned)
+        node = next((node for node in nodes if trial.needs.fits(node.free(trial.needs))), None)
+        if node is not None:
+            node.take_in(trial)
+            self._take(trial.needs)
+            self._fits.clear()
+        return node is not None
+
+    def rests(self, shunned: Collection[str]) -> list[Amount]:
+        """What each node has left, but for those that are `shunned`."""
+        return [node.rest() for name, node in self._nodes.items() if name not in shunned]
 
     def count(self, experiment_id: int, node: str) -> int:
         """How many of its trials run there."""
@@ -215,7 +241,7 @@ class Floor:
             fitting = (node for node in nodes if trial.needs.fits(node.free(trial.needs)))
             if (node := next(fitting, None)) is None:
                 return False
-            node.stand(replace(trial, cards=()))
+            node.take_in(trial)
         return True
 
     def soonest(self, needs: Amount, willing: Collection[int], experiment_id: int) -> list[str]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache
 
 from sqlalchemy import Select, bindparam, exists, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 
 from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experiment, Trial, TrialState
 from service.database.engine import is_among, is_postgres
@@ -21,6 +21,10 @@ from ttsv.config.fields import FieldValues
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
 _FOR_GOOD = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED
+
+
+_NEXT = (Trial.id, Trial.number, Trial.epoch, Trial.config, Trial.source_trial_id, Trial.state, Trial.failure)
+"""What its driver has to know of the trial that is to begin next."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def _next(*, postgres: bool) -> Select[Trial]:
         .where(Trial.state == TrialState.QUEUED, ~is_among(Trial.id, "taken", postgres=postgres))
         .order_by(Trial.turn, Trial.number)
         .limit(1)
+        .options(load_only(*_NEXT))
     )
 
 

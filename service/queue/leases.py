@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session, load_only
 
 from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.database.engine import changed_rows, upsert
@@ -37,8 +37,9 @@ HELD: ColumnElement[bool] = (
 _IS_HELD = select(Experiment.id).where(HELD)
 _IS_STOPPING = select(Experiment.stopping).where(HELD)
 _BEAT = update(Experiment).where(HELD).values(heartbeat=Experiment.heartbeat + 1)
-# What the session may have loaded before the lock was its own is read again; a spec may be long, and is rarely wanted.
-_LOCK = select(Experiment).where(HELD).options(defer(Experiment.spec)).with_for_update()
+# What the session may have loaded before the lock was its own is read again: of the row what is wanted for every trial.
+_WANTED = Experiment.fence, Experiment.state, Experiment.stopping, Experiment.worker, Experiment.trial_count
+_LOCK = select(Experiment).where(HELD).options(load_only(*_WANTED)).with_for_update()
 _LOCK = _LOCK.execution_options(populate_existing=True)
 
 

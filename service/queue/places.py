@@ -2,17 +2,18 @@
 cleared for it.
 
 `shares` counts as if every trial could be put where it fits best. Ray spreads them, and none is moved once it runs: a
-trial of two GPUs waits for ever where each of two nodes has one free, and whoever has the others goes on there. Pure
-functions and what they remember; `workers.worker` acts on what they say.
+trial of two GPUs waits for ever where each of two nodes has one free, and whoever has the others goes on there. And
+where all have their shares there may be room that these left to nobody: it is lent. Pure functions and what they
+remember; `workers.worker` acts on what they say.
 """
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.queue.capacity import Floor, Place, Standing
-from service.queue.shares import Amount, Demand, on_whole_cards
+from service.queue.shares import Amount, Demand, allocate, on_whole_cards
 
 SHORT_SECONDS = 3.0
 """For so long an experiment may have fewer trials than its share before anybody asks why: one ends, the next begins."""
@@ -23,7 +24,7 @@ BEGIN_SECONDS = 60.0
 NOT_AGAIN_SECONDS = 300.0
 """After that none is kept for its experiment for so long: it has nothing to begin, or others use the cluster."""
 MOST_AT_ONCE = 8
-"""For so many more experiments a node is looked for at a time."""
+"""For so many more experiments a node is looked for at a time; so many are lent room, or may be on their way."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Decision:
     """Why experiments that have a share run nothing, and which nodes are kept, each for which of them.
 
     `staying`: of experiments whose trials give way, how many of them may stay on which nodes, where not all may.
+    `lent`: how many trials more than its share an experiment may run, where that takes nothing from anybody.
     """
 
     reasons: Mapping[int, str] = field(default_factory=dict)
     kept: Mapping[str, frozenset[int]] = field(default_factory=dict)
     staying: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    lent: Mapping[int, int] = field(default_factory=dict)
 
     def shunned_by(self, experiment_id: int) -> list[str]:
         """Nodes on which it must not begin a trial."""
@@ -116,6 +119,9 @@ class Places:
     waits for others to give places back needs none. Who has waited longest chooses first. A node is kept until a trial
     of the experiment has begun there, or its share is gone: meanwhile no other begins a trial there, and those that run
     end one by one; or at once, those of experiments whose trials give way, where that makes room.
+
+    Room is lent where every trial that has a share runs, or has room, or a node that is kept for it. While one waits
+    for others to end nothing is lent, and what was is given back: it would wait for those that begin there, too.
     """
 
     def __init__(self) -> None:
@@ -124,6 +130,8 @@ class Places:
         self._not_before: dict[int, float] = {}
         self._said: dict[int, tuple[str | None, float]] = {}
         self._moving: Collection[int] = ()
+        self._spare_since: float | None = None
+        self._lent: Mapping[int, int] = {}
 
     def decide(
         self,
@@ -133,10 +141,12 @@ class Places:
         standing: Callable[[], Iterable[Standing]],
         now: float,
         willing: Mapping[int, int] | None = None,
+        hungry: Sequence[Demand] = (),
     ) -> Decision:
-        """Who is kept which node now. `standing` says what runs where; it is asked only where somebody is short.
+        """Who is kept which node now, and who is lent room.
 
-        The trials of experiments that are `willing` give way; so many of each go on but for that.
+        `standing` says what runs where; it is asked only where somebody is short, or of those that are `hungry` could
+        use what is left. The trials of experiments that are `willing` give way; so many of each go on but for that.
         """
         asked_for = {demand.experiment_id for demand in demands}
         self._not_before = {number: at for number, at in self._not_before.items() if number in asked_for and at > now}
@@ -145,7 +155,9 @@ class Places:
         self._kept = {number: kept for number, kept in self._kept.items() if number in numbers}
         self._said = {number: said for number, said in self._said.items() if number in numbers}
         moving, self._moving = self._moving, ()
-        if not short or not places:  # while no node is known, nobody can say what it lacks
+        lent, self._lent = self._lent, {}
+        spare = self._has_spare(hungry, shares, places, now)
+        if not (short or spare or lent) or not places:  # while no node is known, nobody can say what it lacks
             return Decision()
         floor = Floor(places, standing())
         waiting = [
@@ -157,7 +169,9 @@ class Places:
         reasons = {number: self._reason(number, lack, floor, now) for number, lack in lacks.items()}
         staying = way.staying()
         self._moving = staying.keys()
-        return Decision({number: reason for number, reason in reasons.items() if reason is not None}, kept, staying)
+        self._lent = self._lend(hungry, shares, floor, spare=spare) if spare or lent else {}
+        told = {number: reason for number, reason in reasons.items() if reason is not None}
+        return Decision(told, kept, staying, self._lent)
 
     def _short(self, demands: Sequence[Demand], shares: Mapping[int, int], now: float) -> list[Demand]:
         """Those that have had fewer trials than their share for a while, the longest first."""
@@ -199,6 +213,40 @@ class Places:
                     return node
         return next(iter(floor.soonest(needs, (), number)), None)
 
+    def _has_spare(
+        self, hungry: Sequence[Demand], shares: Mapping[int, int], places: Sequence[Place], now: float
+    ) -> bool:
+        """Whether all nodes together have had room for a while for what has no share of it."""
+        left = [math.fsum(each) for each in zip(*(place.room for place in places), strict=True)]
+        for demand in hungry:
+            left = [has - demand.running * wanted for has, wanted in zip(left, demand.needs, strict=True)]
+        if not any(demand.needs.fits(left) for demand in hungry if _more(demand, shares)):
+            self._spare_since = None
+        elif self._spare_since is None:
+            self._spare_since = now
+        return self._spare_since is not None and now - self._spare_since >= SHORT_SECONDS
+
+    def _lend(
+        self, hungry: Sequence[Demand], shares: Mapping[int, int], floor: Floor, *, spare: bool
+    ) -> dict[int, int]:
+        """Who may run how many trials more than its share: those that run already, and what has room beside all others.
+
+        None where a trial that has a share waits for others to end.
+        """
+        coming = [one for one in hungry for _ in range(shares.get(one.experiment_id, 0) - one.running)]
+        if len(coming) > MOST_AT_ONCE:
+            return {}
+        for demand in coming:
+            has_room = floor.put(Standing(demand.experiment_id, None, _next_needs(demand)), self._nodes())
+            if not has_room and demand.experiment_id not in self._kept:
+                return {}
+        lent = {one.experiment_id: one.running - shares.get(one.experiment_id, 0) for one in hungry}
+        if spare:
+            more = [replace(one, trials=_more(one, shares), running=0) for one in hungry]
+            for number, count in allocate(more, floor.rests(self._nodes()), most_experiments=MOST_AT_ONCE).items():
+                lent[number] = max(0, lent[number]) + count
+        return {number: count for number, count in lent.items() if count > 0}
+
     def _nodes(self) -> set[str]:
         return {kept.node for kept in self._kept.values()}
 
@@ -226,6 +274,11 @@ class Places:
             lack += f"; {floor.host(kept.node)} is kept for it while trials end there"
         self._said[number] = lack, now
         return lack
+
+
+def _more(demand: Demand, shares: Mapping[int, int]) -> int:
+    """How many trials it could run beyond its share and those that run; one that is to be alone is lent no card."""
+    return 0 if demand.alone else demand.trials - max(demand.running, shares.get(demand.experiment_id, 0))
 
 
 def _lack(demand: Demand, floor: Floor) -> str | None:

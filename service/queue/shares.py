@@ -94,7 +94,12 @@ class Usage:
 
 
 def allocate(
-    demands: Sequence[Demand], nodes: Sequence[Amount], *, most_experiments: int, usage: Usage | None = None
+    demands: Sequence[Demand],
+    nodes: Sequence[Amount],
+    *,
+    most_experiments: int,
+    usage: Usage | None = None,
+    firm: bool = False,
 ) -> dict[int, int]:
     """Experiment -> how many of its trials may run now; who gets none is absent.
 
@@ -104,14 +109,17 @@ def allocate(
     priority, then the oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer
     slots than people; without it who runs now goes first, so that nothing changes hands without a reason. So are,
     where weights differ, the trials that are due to projects in part: of three to one on two slots the second is. A
-    trial fits where one node has all that it needs. No more than `most_experiments` get anything.
+    trial fits where one node has all that it needs. No more than `most_experiments` get anything. `firm`: the trials
+    alone that are due to everybody as a whole, whose turn it may be.
     """
     total, room, everybody = _total(nodes), _Room(nodes, most_experiments), _Party(0)
     wanting = sorted((demand for demand in demands if demand.trials > 0), key=lambda demand: demand.experiment_id)
     leaves = [everybody.admit(demand, total, usage) for demand in wanting]
     everybody.line_up()
+    if firm:
+        everybody.confine(1.0)
     first: _Party | _Leaf = everybody
-    while isinstance(first, _Party) and len(first.queue) == 1:
+    while isinstance(first, _Party) and len(first.queue) == 1 and not firm:
         first = first.queue[0][1]  # where there is nobody else it is always its turn
     while not first.over:
         first.offer(room)
@@ -219,8 +227,14 @@ class _Leaf:
 
     def most(self) -> float:
         """The share that all its trials would take."""
-        alone = min(self.demand.alone, self.demand.trials)
-        return alone * self._cost_alone + (self.demand.trials - alone) * self._cost
+        return self._taken(self.demand.trials, min(self.demand.alone, self.demand.trials))
+
+    def running(self) -> float:
+        """The share that those take that run."""
+        return self._taken(self.demand.running, self.demand.running_alone)
+
+    def _taken(self, trials: int, alone: int) -> float:
+        return alone * self._cost_alone + (trials - alone) * self._cost
 
     def offer(self, room: _Room) -> float:
         """Takes one trial if it can; the share that it took."""
@@ -248,18 +262,19 @@ class _Party:
     """Everybody, a project or a person: whoever of its members has the smallest key is next."""
 
     __slots__ = (
-        *("_due", "_got", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight"),
+        *("_confined", "_due", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight"),
         *("key", "over", "queue"),
     )
 
     def __init__(self, oldest: int, weight: float = 1.0, used: float | None = None) -> None:
         self._oldest, self._weight, self._used = oldest, weight, used
         self._members: dict[object, _Party | _Leaf] = {}
-        self._share, self._got, self._running = 0.0, 0, 0
+        self._share, self._running = 0.0, 0.0
         self._due, self._turn = math.inf, False
         """The share that is due to it where weights differ, and whether it is its turn to go beyond it by a part of a
         trial."""
         self.queue: list[tuple[tuple[float, ...], _Party | _Leaf]] = []
+        self._confined = False
         self.over = False
         """Whether nobody of it takes any more."""
         self.key: tuple[float, ...] = ()
@@ -273,7 +288,7 @@ class _Party:
         person = project._member(demand.owner, lambda: _Party(number, 1.0, used(demand.group)))
         leaf = person._members[number] = _Leaf(demand, total, used(demand.group))
         for party in (self, project, person):
-            party._running += demand.running
+            party._running += leaf.running()
         return leaf
 
     def _member(self, name: object, make: "Callable[[], _Party]") -> "_Party":
@@ -289,15 +304,34 @@ class _Party:
             member.line_up()
         parties = [member for member in self._members.values() if isinstance(member, _Party)]
         if len({party._weight for party in parties}) > 1:
-            _entitle(parties)
+            _entitle(parties, 1.0)
+        self._queue_up()
+        self.over, self.key = not self.queue, self._place()
+
+    def _queue_up(self) -> None:
         self.queue = [(member.key, member) for member in self._members.values()]
         heapq.heapify(self.queue)
-        self.over, self.key = not self.queue, self._place()
+
+    def confine(self, due: float) -> None:
+        """Has nobody go beyond what is due to it of this share."""
+        parties = [member for member in self._members.values() if isinstance(member, _Party)]
+        if not parties:
+            return
+        self._confined = True
+        _entitle(parties, due)
+        for party in parties:
+            party._turn = False
+            party.confine(party._due)
+            party.key = party._place()
+        self._queue_up()
 
     def offer(self, room: _Room) -> float:
         """Offers one trial to the member whose turn it is; the share that it took."""
         queue = self.queue
         before, member = queue[0]
+        if self._confined and before[0] > 0:  # so are all others
+            self.over = True
+            return 0.0
         taken = member.offer(room)
         if member.over:
             heapq.heappop(queue)
@@ -306,7 +340,6 @@ class _Party:
             heapq.heapreplace(queue, (now, member))
         if taken:
             self._share += taken
-            self._got += 1
             self.key = self._place()
         return taken
 
@@ -319,7 +352,7 @@ class _Party:
         return math.fsum(member.most() for member in self._members.values())
 
     def _place(self) -> tuple[float, ...]:
-        tie = float(self._got >= self._running) if self._used is None else self._used
+        tie = float(self._share >= self._running - 1e-9) if self._used is None else self._used
         share, used = self._share / self._weight, tie / self._weight
         if self._due == math.inf or self._share + self.next_cost() <= self._due + 1e-9:
             return 0, share, used, self._oldest
@@ -330,14 +363,14 @@ class _Party:
         return 1, used, share, self._oldest
 
 
-def _entitle(parties: Sequence[_Party]) -> None:
-    """Tells parties of different weights what is due to each: as much for its weight, or all that it asks for.
+def _entitle(parties: Sequence[_Party], left: float) -> None:
+    """Tells parties what is due to each of what is `left`: as much for its weight, or all that it asks for.
 
     Trials that are due to them in part go to those that used least for their weight or, where nothing is known of that,
     to those that run them. One that is larger than all these parts takes from what is due to others: it is its turn
     while it used less than all did in the mean.
     """
-    weights, left = math.fsum(party._weight for party in parties), 1.0
+    weights = math.fsum(party._weight for party in parties)
     mean = math.fsum(party._used or 0.0 for party in parties) / weights
     parts, split = 0.0, list[tuple[float, int, float, _Party]]()
     for most, party in sorted(((one.most(), one) for one in parties), key=lambda row: row[0] / row[1]._weight):
@@ -345,7 +378,7 @@ def _entitle(parties: Sequence[_Party]) -> None:
         left, weights = left - party._due, weights - party._weight
         whole = math.floor(party._due / cost + 1e-9) if cost > 0 else 0
         if (part := party._due - whole * cost) > 1e-9:
-            used = party._used if party._used is not None else -float(party._running > whole)
+            used = party._used if party._used is not None else -float(party._running > whole * cost + 1e-9)
             parts += part
             split.append((used / party._weight, party._oldest, cost, party))
     left = parts

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypedDict
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import Select, bindparam, inspect, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import (
@@ -19,6 +19,7 @@ from service.database import (
     Artifact,
     EpochPoint,
     EpochSpectra,
+    Event,
     Experiment,
     ExperimentState,
     Protocol,
@@ -27,8 +28,9 @@ from service.database import (
     TrialState,
     now,
 )
-from service.database.engine import insert_rows, is_among, is_postgres, upsert
+from service.database.engine import is_among, is_postgres
 from service.database.experiments import ResourceSeries, StoredSpectra
+from service.database.rows import Rows, Way, write_rows
 from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
 from service.experiments.submission import next_number, trial_columns
@@ -47,6 +49,13 @@ Not fewer: whoever kills processes at random, as a machine short of memory does,
 
 ALONE = "alone after out of memory on a shared card"
 """Why such a trial waits for a whole card, or has one."""
+
+
+_CHANGING = (
+    *("id", "state", "turn", "epoch", "best_val_accuracy", "attempts", "deaths", "node", "failure", "error"),
+    *("started_at", "finished_at", "run_seconds"),
+)
+"""The columns of a trial that workers write."""
 
 
 @cache
@@ -88,9 +97,10 @@ class _NewSpectra(TypedDict):
 class HeldExperiment:
     """A running experiment whose row one transaction has locked under a lease's fence (`hold`), and its trials.
 
-    Nobody else may write these trials meanwhile, so each is read once. Trials of other experiments, and those in
-    another state than a write expects, stay as they are. `touched` are the cells (data set, cell) whose results
-    changed. Every method raises `LeaseLostError` where the transaction itself has given the experiment away since.
+    Nobody else may write these trials meanwhile, so each is read once, and what becomes of them is written together.
+    Trials of other experiments, and those in another state than a write expects, stay as they are. `touched` are the
+    cells (data set, cell) whose results changed. Every method raises `LeaseLostError` where the transaction itself has
+    given the experiment away since.
     """
 
     def __init__(self, session: Session, lease: Lease) -> None:
@@ -98,9 +108,13 @@ class HeldExperiment:
         self._locked = leases.lock(session, lease)
         self._over = False
         self._trials: dict[int, Trial] = {}
-        self._protocols: set[str] = set()
+        self._progressed_at: datetime | None = None
         self._points: dict[tuple[int, int], dict[str, float | None]] = {}
         self._spectra: dict[tuple[int, int], _NewSpectra] = {}
+        self._protocols: dict[str, Mapping[str, object]] = {}
+        self._results: list[Mapping[str, object]] = []
+        self._artifacts: list[Mapping[str, object]] = []
+        self._events: list[Mapping[str, object]] = []
         self.touched: set[tuple[str, str]] = set()
 
     @property
@@ -117,10 +131,10 @@ class HeldExperiment:
         """Reads those trials in one statement that were not read yet; writes read theirs one by one."""
         experiment_id = self.experiment.id
         if missing := [trial_id for trial_id in trial_ids if trial_id not in self._trials]:
-            with self._session.no_autoflush:  # changes of other trials can wait until all are written together
-                query = _trials(postgres=is_postgres(self._session))
-                found = self._session.scalars(query, {"of_experiment": experiment_id, "trials": missing})
-                self._trials |= {trial.id: trial for trial in found}
+            query = _trials(postgres=is_postgres(self._session))
+            for trial in self._session.scalars(query, {"of_experiment": experiment_id, "trials": missing}).all():
+                self._session.expunge(trial)  # which would write each by itself
+                self._trials[trial.id] = trial
 
     def add_trial(self, planned: PlannedTrial, point: FieldValues | None = None) -> int:
         """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
@@ -171,14 +185,12 @@ class HeldExperiment:
         """Says where the trial runs, and with what; `began` as in `lose_trial`."""
         if trial := self._attempt(trial_id, began):
             trial.node = node[: attempts.MOST_PLACE]
-            with self._session.no_autoflush:
-                attempts.begin(self._session, trial, self._lease.fence, node, environment)
+            attempts.begin(self._session, trial, self._lease.fence, node, environment)
 
     def record_resources(self, trial_id: int, resources: ResourceSeries, *, began: datetime | None = None) -> None:
         """Stores what the trial's process has used of its machine until now; `began` as in `lose_trial`."""
         if trial := self._attempt(trial_id, began):
-            with self._session.no_autoflush:
-                attempts.record_resources(self._session, trial, resources)
+            attempts.record_resources(self._session, trial, resources)
 
     def progress(self, trial_id: int, *, began: datetime | None = None) -> None:
         """The trial got on within its evaluation: what its process died of before does not count.
@@ -224,13 +236,10 @@ class HeldExperiment:
             return
         self._end(trial, TrialState.SUCCEEDED)
         trial.failure = trial.error = None
-        if protocol.fingerprint not in self._protocols:
-            known = upsert(self._session)(Protocol).values(fingerprint=protocol.fingerprint, record=protocol.record)
-            with self._session.no_autoflush:
-                self._session.execute(known.on_conflict_do_nothing())
-            self._protocols.add(protocol.fingerprint)
-        self._session.add(Result(trial_id=trial_id, protocol=protocol.fingerprint, fence=self._lease.fence, **result))
-        self._session.add_all(Artifact(trial_id=trial_id, **vars(file)) for file in artifacts)
+        self._protocols[protocol.fingerprint] = vars(protocol)
+        keys = {"trial_id": trial_id, "protocol": protocol.fingerprint, "fence": self._lease.fence}
+        self._results.append({**keys, "created_at": now(), **result})
+        self._artifacts += [{"trial_id": trial_id, **vars(file)} for file in artifacts]
         self._got_on()
         self.touched.add((trial.dataset, trial.cell))
         self._tell(EventKind.TRIAL_FINISHED, trial)
@@ -295,13 +304,22 @@ class HeldExperiment:
             transitions.requeue_trial(trial, charged=False)
             self._tell(EventKind.TRIAL_YIELDED, trial)
 
-    def _write_points(self) -> None:
-        """Sends the epochs to the database, all in one statement, and their spectra in another."""
-        points: list[Mapping[str, object]] = [*self._points.values()]
-        spectra: list[Mapping[str, object]] = [*self._spectra.values()]
-        for entity, rows in ((EpochPoint, points), (EpochSpectra, spectra)):
-            if rows:
-                insert_rows(self._session.connection(), entity, rows, replace=True)
+    def _write(self) -> None:
+        """Writes what changed."""
+        experiment_id = self.experiment.id
+        changed = [trial for trial in self._trials.values() if inspect(trial).modified]
+        progressed = [{"id": experiment_id, "progressed_at": self._progressed_at}]
+        write_rows(
+            self._session.connection(),
+            Rows(Experiment, progressed if self._progressed_at else (), Way.CHANGE),
+            Rows(Trial, [{name: getattr(trial, name) for name in _CHANGING} for trial in changed], Way.CHANGE),
+            Rows(EpochPoint, [*self._points.values()], Way.REPLACE),
+            Rows(EpochSpectra, [*self._spectra.values()], Way.REPLACE),
+            Rows(Protocol, [self._protocols[key] for key in sorted(self._protocols)], Way.ADD_MISSING),
+            Rows(Result, self._results),
+            Rows(Artifact, self._artifacts),
+            Rows(Event, self._events),
+        )
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""
@@ -316,28 +334,28 @@ class HeldExperiment:
 
     def _got_on(self) -> None:
         """More is done than before."""
-        self.experiment.progressed_at = now()
+        self._progressed_at = now()
 
     def _end(self, trial: Trial, state: TrialState) -> None:
         transitions.end_attempt(trial)
         trial.state, trial.finished_at = state, now()
 
     def _tell(self, kind: EventKind, trial: Trial, **detail: Any) -> None:
-        events.record_trial(self._session, kind, leases.actor(self.experiment), trial, **detail)
+        self._events.append(events.of_trial(kind, leases.actor(self.experiment), trial, **detail))
 
 
 @contextmanager
 def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
-    """Locks the lease's experiment until the transaction ends; at the block's end epochs are sent, and scores follow.
+    """Locks the lease's experiment until the transaction ends; at the block's end all is written, and scores follow.
 
-    Raises `LeaseLostError`.
+    Raises `LeaseLostError`, also at the end of a block that itself gave the experiment away: then nothing is written.
     """
     held = HeldExperiment(session, lease)
     try:
         yield held
+        held._write()
     finally:
         held._over = True
-    held._write_points()
     if held.touched:
         cell_scores.refresh_cells(session, held.touched)
 

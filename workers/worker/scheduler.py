@@ -75,16 +75,17 @@ class Scheduler:
         demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
         limit = self._settings.max_experiments
         shares = allocate(demands, left, most_experiments=limit, usage=self._usage)
-        holding = allocate(demands, left, most_experiments=limit) if any(one.preempt for one in found) else {}
+        going_on = {}
+        if any(one.preempt for one in found):
+            holding, firm = (allocate(demands, left, most_experiments=limit, firm=firm) for firm in (False, True))
+            going_on = _going_on(found, shares, holding, firm)
         ours = [one.demand for one in found if one.claimed]
         known = [place for place in places if place.id]
-        going_on = {
-            one.demand.experiment_id: max(ways.get(one.demand.experiment_id, 0) for ways in (shares, holding))
-            for one in found
-            if one.preempt
-        }
         standing = partial(self._standing, ours, seen)
-        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), going_on)
+        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), going_on, demands)
+        for number, more in decision.lent.items():
+            shares[number] = shares.get(number, 0) + more
+            going_on |= {number: max(going_on[number], shares[number])} if number in going_on else {}
         self._make_room(found, shares)
         self._end_idle(found, shares)
         for one in found:
@@ -250,6 +251,27 @@ class Scheduler:
         lease = leases.claim(session, self._worker, self._process, experiment_id)
         if lease is not None and not leases.complete(session, lease):
             leases.release(session, lease, drained=True)  # something was added meanwhile
+
+
+def _going_on(
+    found: Sequence[Contender], shares: Mapping[int, int], holding: Mapping[int, int], firm: Mapping[int, int]
+) -> dict[int, int]:
+    """Of experiments whose trials give way how many go on: as many as their shares, or those without turns, have.
+
+    All that run, where nobody lacks what is due to it as a whole: turns are taken as trials end, and experiments whose
+    turns come and go would else stop each other's trials for ever.
+    """
+    running = {one.demand.experiment_id: one.demand.running for one in found}
+    lacking = any(min(shares.get(number, 0), due) > running[number] for number, due in firm.items())
+    return {
+        one.demand.experiment_id: max(
+            shares.get(one.demand.experiment_id, 0),
+            holding.get(one.demand.experiment_id, 0),
+            0 if lacking else one.demand.running,
+        )
+        for one in found
+        if one.preempt
+    }
 
 
 def _misfit(one: Contender, room: Sequence[Amount]) -> str | None:

@@ -87,7 +87,9 @@ class Pool:
         room = [node.room for node in self.nodes]
         self.usage.add(demands, room, 1)
         self.shares = allocate(demands, room, most_experiments=99, usage=self.usage)
-        self.decision = self.places.decide(demands, self.shares, self.nodes, self.standing, self.now)
+        decide = partial(self.places.decide, demands, self.shares, self.nodes, self.standing, self.now)
+        self.decision = decide(hungry=demands if self.mend else ())
+        self.shares = dict(Counter(self.shares) + Counter(self.decision.lent))
         by_id = {node.id: node for node in self.nodes}
         for run in [run for run in self.runs if run.ends <= self.now]:
             self.runs.remove(run)
@@ -237,6 +239,46 @@ class TestKeeping:
         standing = [Standing(1, node.id, Amount(1, 0.5)) for node in nodes]
         found = mind.decide(demands, {1: 2, 2: 1, 3: 1}, nodes, lambda: standing, 6)
         assert found.kept == {"a": frozenset({2}), "b": frozenset({3})}
+
+
+class TestLending:
+    """Shares are packed better than Ray does: what these leave over is lent to who can use it."""
+
+    SMALL, WHOLE = Amount(1, 0.5), Amount(1, 1)
+
+    def decide(self, mind: Places, now: float, *standing: Standing, large: int = 1, shares: dict[int, int]) -> Decision:
+        """Half a card of each node is in use, and a third experiment could use what is left of one."""
+        counts = Counter(trial.experiment_id for trial in standing)
+        demands = [
+            Demand(1, 2, self.SMALL, running=counts[1]),
+            Demand(2, large, self.WHOLE, running=counts[2]),
+            Demand(3, 9, self.SMALL, running=counts[3]),
+        ]
+        nodes = [Place("a", "gpu1", Amount(8, 1)), Place("b", "gpu2", Amount(8, 1))]
+        return mind.decide(demands, shares, nodes, lambda: standing, now, hungry=demands)
+
+    def test_what_is_left_over_is_lent_and_given_back(self) -> None:
+        mind, apart = Places(), [Standing(1, "a", self.SMALL, ("0",)), Standing(1, "b", self.SMALL, ("0",))]
+        assert self.decide(mind, 0, *apart, large=0, shares={1: 2}).lent == {}, (
+            "a trial that has just ended is followed"
+        )
+        assert self.decide(mind, 4, *apart, large=0, shares={1: 2}).lent == {3: 2}
+        lent = [*apart, Standing(3, "a", self.SMALL, ("0",))]
+        assert self.decide(mind, 5, *lent, large=0, shares={1: 2}).lent == {3: 2}, "the one that runs, and one more"
+        full = [*lent, Standing(3, "b", self.SMALL, ("0",))]
+        assert self.decide(mind, 6, *full, large=0, shares={1: 2}).lent == {3: 2}
+        assert self.decide(mind, 7, *full, shares={1: 2, 2: 1}).lent == {}, "who has a share waits for it to end"
+        for now in (8, 12):
+            again = self.decide(mind, now, *apart, *full[3:], shares={1: 2, 3: 1}, large=0)
+        assert again.lent == {3: 1}
+
+    def test_a_place_that_is_kept_or_another_is_to_begin_in_is_nobodys(self) -> None:
+        mind, apart = Places(), [Standing(1, "a", self.SMALL, ("0",)), Standing(1, "b", self.SMALL, ("0",))]
+        for now in (0, 4):
+            found = self.decide(mind, now, *apart, shares={1: 2, 2: 1})
+        assert (found.kept, found.lent) == ({"a": frozenset({2})}, {3: 1})
+        for now in (5, 9):
+            assert self.decide(mind, now, apart[0], shares={1: 2}, large=0).lent == {3: 2}, "one of three halves is its"
 
 
 class TestGivingWay:
@@ -405,9 +447,20 @@ def test_nothing_that_has_a_share_waits_for_ever(pool: Pool) -> None:
 
 @given(pools())
 def test_no_room_stays_empty_that_fits_what_has_a_share(pool: Pool) -> None:
-    """But where a node is being cleared."""
+    """But where a node is being cleared.
+
+    Nor for longer than a few seconds any that fits anything, but where a trial that has a share waits for room.
+    """
+    idle = 0
     for _ in range(60):
         pool.tick()
+        owed = {
+            grid.number: pool.shares.get(grid.number, 0) - pool.decision.lent.get(grid.number, 0) for grid in pool.grids
+        }
+        waits = any(pool.running(grid) < owed[grid.number] for grid in pool.grids)
+        more = [grid.needs for grid in pool.grids if pool.running(grid) < grid.most]
+        idle = 0 if waits else idle + any(needs.fits(pool.free(node)) for needs in more for node in pool.nodes)
+        assert idle <= places.SHORT_SECONDS + 1
         for grid in pool.grids:
             if pool.running(grid) < pool.shares.get(grid.number, 0):
                 shunned = pool.decision.shunned_by(grid.number)

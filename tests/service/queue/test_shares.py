@@ -312,6 +312,31 @@ def test_without_usage_nothing_changes_hands_without_a_reason() -> None:
     assert allocate(over, [Amount(2)], most_experiments=9) == {1: 1, 2: 1}
 
 
+def test_what_is_due_as_a_whole_is_nobodys_turn() -> None:
+    """Two of a weight of one are due half a trial of three each: it is what may stop others' trials."""
+
+    def firm(asked: list[Demand], slots: int) -> dict[int, int]:
+        return allocate(asked, [Amount(slots)], most_experiments=9, firm=True)
+
+    one, other = of_project(1, running=2), of_project(2, running=1)
+    assert firm([one, other], 3) == {1: 1, 2: 1}
+    assert firm([of_project(1, weight=3), other], 4) == {1: 3, 2: 1}
+    assert firm([of_project(1, weight=3), other], 3) == {1: 2}
+    assert firm([one], 3) == {1: 3}
+    mates = [Demand(number, 9, ONE, project_id=1, owner=owner) for number, owner in enumerate(("ada", "bob", "cid"))]
+    assert firm([*mates, of_project(3)], 7) == {0: 1, 1: 1, 2: 1, 3: 3}
+    large = Demand(4, 9, Amount(3), project_id=2, owner="eve")
+    assert firm([of_project(1), large], 5) == {1: 2}
+
+
+def test_who_runs_more_than_a_part_has_the_turn_by_what_its_trials_take() -> None:
+    """Of fourteen cards a quarter is due to trials of four: three and a half. The others run eight and two of three."""
+    small = Demand(1, 99, ONE, project_id=1, weight=3, owner="ada", running=8)
+    wide = Demand(2, 2, Amount(3), project_id=1, weight=3, owner="bob", running=2)
+    large = Demand(3, 9, Amount(4), project_id=2, owner="eve")
+    assert allocate([small, wide, large], [Amount(14)], most_experiments=9) == {1: 8, 2: 2}
+
+
 def test_a_large_trial_finds_its_node_before_small_ones_fill_it() -> None:
     nodes = [Amount(8, 2), Amount(8, 4)]
     small, large = Demand(1, 99, Amount(1, 1)), Demand(2, 1, Amount(1, 3))
