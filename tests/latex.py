@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 PACKAGES = {"booktabs", "graphicx", "fontenc", "geometry"}
@@ -106,6 +106,18 @@ def _check_text(text: str) -> None:
             assert not set(token) & set('<>|"'), f"other fonts print others for {token!r}"
             assert "`" not in token or (tokens[index - 1], following) == ("{", "}"), f"a quotation mark: {text}"
     assert depth == 0, f"a brace is open: {text}"
+
+
+def together(documents: Iterable[str]) -> str:
+    """One document of several whole ones of the same packages: to load these takes longer than a table."""
+    first, *rest = (_DOCUMENT.fullmatch(text) for text in documents)
+    assert first is not None
+    bodies = [first["body"]]
+    for one in rest:
+        assert one is not None
+        assert one["packages"] == first["packages"]
+        bodies.append(one["body"])
+    return first[0][: first.start("body")] + "\n\\clearpage\n".join(bodies) + first[0][first.end("body") :]
 
 
 def compiled(documents: Mapping[str, str], folder: Path) -> bool:

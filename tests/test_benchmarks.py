@@ -389,19 +389,6 @@ def test_the_tests_of_a_card_are_named(script: ModuleType) -> None:
     assert sorted(script.TESTS) == sorted(str(path.relative_to(ROOT)) for path in files if path != Path(__file__))
 
 
-@pytest.mark.slow
-def test_a_gpu_without_the_service_is_enough() -> None:
-    """Nor a server, a database or a cluster."""
-    loads = "import sys; sys.path.insert(0, 'benchmarks'); import gpu; print(*sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", loads], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "ttsv" in loaded
-    assert not loaded & {"service", "workers", "ray", "fastapi", "uvicorn", "sqlalchemy", "alembic"}
-
-
 def test_floors_are_met_missed_or_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     gpu = importlib.import_module("gpu")

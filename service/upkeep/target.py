@@ -5,6 +5,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -225,7 +226,7 @@ def _load(connection: Connection, backup: Reader, journal: Journal, before: Mapp
         if (entry := entries.get(table.name)) is None:
             continue
         try:
-            count = rows.write_rows(connection, rows.Rows(entry.name, tuple(entry.columns)), backup.lines(entry, step))
+            count = rows.write_rows(connection, replace(table, columns=tuple(entry.columns)), backup.lines(entry, step))
         except (ValueError, TypeError, RecursionError, StatementError) as error:
             if isinstance(error, OperationalError):
                 raise

@@ -381,10 +381,12 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    """The longer it takes the rarer is asked: a command that asks takes from what it waits for."""
+    deadline, pause = time.monotonic() + seconds, 0.2
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(pause)
+        pause = min(1.6 * pause, 2)
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_a_grid_outlives_sigkills_cancel_stops_one_and_ctrl_c_leaves_nothing(
 ) -> None:
     """Of `ttsv serve` itself; whom else it started `make chaos` kills one by one, of which CI runs five minutes."""
     count = 4 * seeds
-    with _serving(tmp_path, cpus=2) as (process, url), Client(url) as client:
+    with _serving(tmp_path, cpus=seeds) as (process, url), Client(url) as client:
         experiment = client.submit(SPEC | {"grid": SPEC["grid"] | {"seed": list(range(seeds))}})
         assert (experiment.grid_points, experiment.trial_count) == (count, count)
         _wait_for(client, experiment.id, 4)
@@ -163,7 +163,7 @@ def test_a_grid_outlives_sigkills_cancel_stops_one_and_ctrl_c_leaves_nothing(
         process.kill()
         process.wait()
     _assert_nothing_left(tmp_path, pids, 30)
-    with _serving(tmp_path, cpus=2) as (process, url), Client(url, retries=8) as client:
+    with _serving(tmp_path, cpus=seeds) as (process, url), Client(url, retries=8) as client:
         for turn, victims in enumerate(victims_in_turn):
             _wait_for(client, experiment.id, 7 + 4 * turn)
             for victim in victims:

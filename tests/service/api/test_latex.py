@@ -75,8 +75,8 @@ def filled(sqlite_api: TestClient, trial_result: Make) -> int:
 
 @pytest.mark.slow
 def test_leaderboards(sqlite_api: TestClient, filled: int, tmp_path: Path) -> None:
-    documents = {}
-    for index, question in enumerate(QUESTIONS):
+    documents = []
+    for question in QUESTIONS:
         for chosen in ("", f"&experiment={filled}"):
             path = f"/v1/leaderboards/cifar10?format=latex&{question}{chosen}"
             plain = sqlite_api.get(path)
@@ -85,8 +85,8 @@ def test_leaderboards(sqlite_api: TestClient, filled: int, tmp_path: Path) -> No
             tables = latex.check(plain.text)
             assert latex.check(whole, standalone=True) == tables
             assert tables or question.startswith("where=lr"), path
-            documents[f"wide-{index}{bool(chosen)}"] = whole
-    latex.compiled(documents, tmp_path)
+            documents.append(whole)
+    latex.compiled({"wide": latex.together(documents)}, tmp_path)
 
 
 def test_a_baseline_and_an_empty_board(sqlite_api: TestClient, filled: int) -> None:

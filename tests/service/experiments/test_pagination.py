@@ -177,7 +177,7 @@ def check_trials(filled: Database, name: str, sign: str) -> None:
             while cursor is not None or first:
                 first = False
                 page = list_trials(
-                    session, TrialFilter(), limit=13, sort=sign + name, cursor=cursor, with_result=with_result
+                    session, TrialFilter(), limit=17, sort=sign + name, cursor=cursor, with_result=with_result
                 )
                 found += [trial.id for trial, _ in page.rows]
                 cursor = page.next

@@ -136,9 +136,9 @@ def that(path: str, holds: Callable[[Any], bool]) -> set[int]:
 )
 def test_rows_that_are_meant(session: Session, tag: str | None, where: str, cells: set[int]) -> None:
     assert len(cells) > 0
-    assert numbers(board_of(session, tag, where)) == cells
-    one = condition(where)
-    (row, *_) = board_of(session, tag, where).rows
+    board, one = board_of(session, tag, where), condition(where)
+    assert numbers(board) == cells
+    (row, *_) = board.rows
     assert one == condition(str(one))
     assert all(
         one.holds(None if one.field == "rank" and value is None else value)

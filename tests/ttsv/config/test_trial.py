@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ttsv.config.constraints import CONSTRAINTS, ClippingConfig
 from ttsv.config.training import OPTIMIZERS, SCHEDULES, TrainingConfig
-from ttsv.config.trial import CONSTRAINTS, ClippingConfig, TrialConfig, field_infos
+from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.data import DATASETS
 from ttsv.errors import ConfigError
 from ttsv.models import list_models

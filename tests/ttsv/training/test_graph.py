@@ -66,7 +66,7 @@ def numbers(epochs: list[EpochMetrics]) -> list[tuple[float, ...]]:
     [
         ({"layer": "tt"}, {}),
         pytest.param({"layer": "dense"}, {"clip_gradient": 1.0}, marks=pytest.mark.deep),
-        ({"layer": "soc"}, {}),
+        pytest.param({"layer": "soc"}, {}, marks=pytest.mark.deep),  # as with another schedule, below
         pytest.param({"layer": "soc-tt"}, {"precision": "bf16", "ema": 0.9}, marks=pytest.mark.deep),
         pytest.param({"layer": "bcop"}, {}, marks=pytest.mark.deep),
         ({"layer": "tt"}, {"optimizer": "adamw", "precision": "bf16"}),

@@ -339,23 +339,37 @@ def test_fingerprints_of_models() -> None:
         assert model_fingerprint(copy.deepcopy(model)) == model_fingerprint(model)
 
 
-@pytest.mark.slow
-def test_the_fingerprint_of_a_model_is_that_of_every_process() -> None:
-    code = (
-        "from ttsv.metrics.attacks.state import model_fingerprint\n"
-        "from ttsv.models import create_model\nimport torch\n"
-        "with torch.random.fork_rng():\n"
-        "    torch.manual_seed(0)\n"
-        "    model = create_model('small-cnn', layer='tt', rank=4, num_classes=10, in_channels=1, image_size=8)\n"
-        "found = model_fingerprint(model)"
-    )
-    here: dict[str, Any] = {}
-    exec(code, here)
+FINGERPRINT = """
+import torch
+from ttsv.metrics.attacks.state import model_fingerprint
+from ttsv.models import create_model
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    model = create_model("small-cnn", layer="tt", rank=4, num_classes=10, in_channels=1, image_size=8)
+found = model_fingerprint(model)
+"""
+IMPORTED = """
+import sys, ttsv.metrics.attacks.autoattack, ttsv.metrics.calibration, ttsv.metrics.corruption
+print(*sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> tuple[set[str], str]:
+    """What another process has imported for attacks and corruptions, and the fingerprint that it finds."""
     # Whose strings and sets have other hashes: this process has drawn its own, or was given 0.
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    program = [sys.executable, "-c", f"{code}\nprint(found)"]
+    program = [sys.executable, "-c", f"{IMPORTED}{FINGERPRINT}print(found)"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == here["found"]
+    imported, found = done.stdout.splitlines()
+    return set(imported.split()), found
+
+
+@pytest.mark.slow
+def test_the_fingerprint_of_a_model_is_that_of_every_process(elsewhere: tuple[set[str], str]) -> None:
+    here: dict[str, Any] = {}
+    exec(FINGERPRINT, here)
+    assert elsewhere[1] == here["found"]
 
 
 @pytest.mark.usefixtures("shortened")
@@ -717,15 +731,8 @@ def test_pgd_is_named_so() -> None:
     assert "auto" not in str(record.protocol()).lower()
 
 
-@pytest.fixture(scope="module")
-def imported() -> set[str]:
-    names = ("attacks.autoattack", "calibration", "corruption")
-    code = f"import sys, {', '.join(f'ttsv.metrics.{name}' for name in names)}; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(run.stdout.split())
-
-
 @pytest.mark.slow
-def test_attack_and_corruption_packages_are_imported_where_they_are_used(imported: set[str]) -> None:
+def test_attack_and_corruption_packages_are_imported_where_they_are_used(elsewhere: tuple[set[str], str]) -> None:
+    imported, _ = elsewhere
     assert "ttsv.metrics.attacks.autoattack" in imported
     assert not imported & {"pyautoattack", "imagecorruptions", "cv2", "skimage", "numba"}
