@@ -17,7 +17,7 @@ from service.database.engine import is_among, is_postgres, upsert
 from service.leaderboards.corruption_baselines import BaselineProtocols
 from service.leaderboards.counted_results import CELL_TRIALS, EVERYONE, CellResults, MadeScore, ScoreColumns
 from service.leaderboards.metrics import from_stored
-from service.leaderboards.score_ranks import RankChanges, turn_standing
+from service.leaderboards.score_ranks import RankChanges, Recounted, turn_standing
 from service.specs.columns import told
 from ttsv.config.fields import FieldValues
 
@@ -83,12 +83,12 @@ def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
 def recount(session: Session, experiment: Experiment) -> None:
     """Counts the trials of cells that have scores anew, after trials were added to an experiment.
 
-    A cell that was complete may lack seeds then, and stands behind those that are.
+    A cell that was complete by a metric may lack seeds of it then, and stands behind those that are.
     """
     session.flush()
     scopes = [EVERYONE, *([experiment.project_id] if experiment.project_id is not None else [])]
     mine = (
-        select(Score.id, Trial.dataset, Score.cell, ScoreBoard.scope, Score.seeds, Score.trials)
+        select(Score.id, Trial.dataset, Score.cell, ScoreBoard.scope, Score.trials)
         .join(ScoreBoard, ScoreBoard.id == Score.board_id)
         .join(Trial, (Trial.cell == Score.cell) & (Trial.dataset == ScoreBoard.dataset))
         .where(Trial.experiment_id == experiment.id, ScoreBoard.scope.in_(scopes))
@@ -111,16 +111,15 @@ def recount(session: Session, experiment: Experiment) -> None:
             for first in range(0, len(names), _BATCH):
                 some = trials.where(Trial.dataset == dataset, Trial.cell.in_(names[first : first + _BATCH]))
                 counts |= {(scope, row[0], row[1]): row[2] for row in session.execute(some)}
-    changed, turned = [], []
-    for score_id, dataset, cell, scope, seeds, before in session.execute(mine):
-        if (now := counts.get((scope, dataset, cell), before)) != before:
-            changed.append({"score_id": score_id, "trials": now})
-            turned += [score_id] if (seeds == now) != (seeds == before) else []
-    connection = session.connection()
+    changed: list[Recounted] = [
+        {"of_score": score_id, "before": before, "now": now}
+        for score_id, dataset, cell, scope, before in session.execute(mine)
+        if (now := counts.get((scope, dataset, cell), before)) != before
+    ]
     if changed:
-        connection.execute(_CHANGE, changed)
-    if turned:
-        turn_standing(connection, turned)
+        connection = session.connection()
+        connection.execute(_CHANGE, [{"score_id": one["of_score"], "trials": one["now"]} for one in changed])
+        turn_standing(connection, changed)
 
 
 def _lock(session: Session, cells: Sequence[tuple[str, str]]) -> None:
@@ -151,8 +150,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
             measured = from_stored(old.metrics)
             if (old.trial_id, old.trials, measured) != (made.trial_id, made.trials, made.measures):
                 changed.append({"score_id": old.id, **made.columns()})
-                turned = (old.seeds == old.trials) != made.complete
-                ranks.change(old.id, old.board_id, cell, made, measured, turned=turned)
+                ranks.change(old.id, old.board_id, cell, made, measured, trials=old.trials)
         else:
             if (scope, protocol) not in boards:
                 boards[scope, protocol] = _board(connection, scope, dataset, protocol)
