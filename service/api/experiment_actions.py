@@ -18,7 +18,7 @@ from service.database import Experiment
 from service.database.engine import Database
 from service.experiments import actions
 from service.experiments.drafts import draft_clone, draft_extension, draft_reevaluation
-from service.schemas.experiments import DeletionOut, ExperimentOut
+from service.schemas.experiments import DeletionOut, ExperimentOut, NewExperimentOut
 from service.schemas.requests import Change, Clone, Reevaluation, Retry
 from service.specs.spec import Additions
 from service.upkeep import deletion
@@ -28,19 +28,24 @@ router = APIRouter(prefix="/v1/experiments", tags=["verbs"], responses=RESPONSES
 PAUSED = EXPERIMENT | {"state": "paused", "finished_at": None}
 QUEUED = EXPERIMENT | {"state": "queued", "finished_at": None}
 
+WARNED: Example = {"warnings": []}
+
 Submitted = Annotated[Submission, Depends()]
 
 _Route = TypeVar("_Route", bound=Callable[..., Any])
 
 
 def _action(name: str, example: Example, *refused: int, status: int = 200) -> Callable[[_Route], _Route]:
-    """Makes a function the route of an action: it answers with an experiment, or with one of the statuses `refused`."""
+    """Makes a function the route of an action: it answers with an experiment, or with one of the statuses `refused`.
+
+    An example with warnings is that of an action which drafts trials.
+    """
     return router.post(
         f"/{{experiment_id}}/{name}",
         status_code=status,
         operation_id=f"{name.replace('-', '')}Experiment",
         responses=shown(example, status, *(["Location"] if status == 201 else [])) | refusals(*refused),
-        response_model=ExperimentOut,
+        response_model=NewExperimentOut if "warnings" in example else ExperimentOut,
     )
 
 
@@ -100,7 +105,7 @@ def retry(
     return _do(database, who, experiment_id, partial(actions.retry, states=states))
 
 
-@_action("extend", QUEUED, 429)
+@_action("extend", QUEUED | WARNED, 429)
 def extend(
     experiment_id: ExperimentId,
     additions: Annotated[Additions, Body(openapi_examples={"more seeds": {"value": {"grid": {"seed": [2, 3]}}}})],
@@ -114,7 +119,7 @@ def extend(
     return submitted.of(experiment_id, request, draft_extension, additions=additions)
 
 
-@_action("clone", CREATED, 429, status=201)
+@_action("clone", CREATED | WARNED, 429, status=201)
 def clone(
     experiment_id: ExperimentId,
     submitted: Submitted,
@@ -125,7 +130,7 @@ def clone(
     return submitted.of(experiment_id, {"clone": experiment_id, "name": name}, draft_clone, name=name)
 
 
-@_action("re-evaluate", CREATED, 429, status=201)
+@_action("re-evaluate", CREATED | WARNED, 429, status=201)
 def reevaluate(
     experiment_id: ExperimentId,
     body: Annotated[

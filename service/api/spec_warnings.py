@@ -1,13 +1,13 @@
 """What is said of a spec before its trials run: what has no effect, and what is lacking where they would run.
 
-Of the user's own data that are not there a spec is refused where service and workers are on one machine.
+Of the user's own data `own_data` says it, or refuses the spec.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from service.api.own_data import OwnData
 from service.database.engine import Database
-from service.errors import FieldProblem, SpecError
 from service.queue import census, nodes
 from service.settings import Settings
 from service.specs.grid import search_base
@@ -15,36 +15,33 @@ from service.specs.planner import CellCount, GridCount, Plan, warnings
 from service.specs.spec import ExperimentSpec
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.config.fields import FieldValue
-from ttsv.data.catalog import FETCHED, own_set
+from ttsv.data.catalog import FETCHED
 
 _SHOWN = 3
 """Hosts that a warning names."""
-_PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
-"""Kind of the user's own data sets -> where they lie in the data folder."""
 
 
-def spec_warnings(database: Database, settings: Settings, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
-    """What has no effect, what is lacking, and what the processors that are there cannot do."""
-    absent = absent_data(spec, plan.cells, settings)
-    where = "this service's data folder has none; every node that runs a trial must have it"
-    of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
-    of_data += _absent_published(spec, plan.cells, settings)
-    of_data += _absent_corruptions(spec, plan.cells, settings)
-    return [*warnings(spec, plan), *of_data, *_of_processors(database, spec, plan)]
+def spec_warnings(
+    database: Database, settings: Settings, own: OwnData, spec: ExperimentSpec, plan: Plan | GridCount
+) -> list[str]:
+    """What has no effect, and what is lacking. Raises `SpecError` for data that trials cannot have."""
+    names = _datasets(spec, plan.cells)
+    own.refuse(names)
+    absent = _absent_published(names, settings) + _absent_corruptions(spec, plan.cells, settings)
+    return [*warnings(spec, plan), *own.warnings(names), *absent, *_idle_gpus(database, spec)]
 
 
-def _of_processors(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
-    """What the processors of the workers that are there cannot do, or need not; a later worker's may differ."""
-    if not spec.resources.gpus:
-        with database.read() as session:
-            gpus = nodes.gpus_there(session)
-        if gpus:
-            idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {gpus:g} GPUs"
-            return [f"{idle}; reserve 1 or a fraction of one", *_of_bf16(database, spec, plan)]
-    return _of_bf16(database, spec, plan)
+def _idle_gpus(database: Database, spec: ExperimentSpec) -> list[str]:
+    if spec.resources.gpus:
+        return []
+    with database.read() as session:
+        gpus = nodes.gpus_there(session)
+    idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {gpus:g} GPUs"
+    return [f"{idle}; reserve 1 or a fraction of one"] if gpus else []
 
 
-def _of_bf16(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
+def bf16_warnings(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
+    """That the processors of the workers that are there cannot train in bf16; a later worker's may differ."""
     count = sum(cell.trials for cell in plan.cells if cell.config.training.precision == "bf16")
     searched = "bf16" in _searched(spec, "training.precision")
     if not (count or searched) or spec.resources.gpus:
@@ -61,18 +58,12 @@ def _of_bf16(database: Database, spec: ExperimentSpec, plan: Plan | GridCount) -
     return [f"training.precision: {trials} in bf16 {refused} {fix}"] if hosts else []
 
 
-def absent_data(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> dict[str, str]:
-    """The user's own data sets that are not in the data folder, and where they would lie in it."""
-    places = {name: _PLACES[own[0]].format(own[1]) for name in _datasets(spec, cells) if (own := own_set(name))}
-    return {name: place for name, place in sorted(places.items()) if not (settings.data_dir / place).exists()}
-
-
-def _absent_published(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> list[str]:
+def _absent_published(names: set[str], settings: Settings) -> list[str]:
     """What is said of published data sets that are not in the data folder: they may still be fetched."""
     return [
         f"dataset {name}: this service's data folder has none, without which its trials fail at the start; run "
         f"`ttsv data fetch {name}`, on every node that runs them"
-        for name in sorted(_datasets(spec, cells) & FETCHED.keys())
+        for name in sorted(names & FETCHED.keys())
         if not (settings.data_dir / "datasets" / FETCHED[name]).exists()
     ]
 
@@ -107,12 +98,3 @@ def _absent_corruptions(spec: ExperimentSpec, cells: Iterable[CellCount], settin
             fix = "unpack its publisher's archive there, on every node that runs them, or take generated ones"
             found.append(f"evaluation.corruptions: {why}; {fix}")
     return found
-
-
-def refuse_absent(absent: Mapping[str, str], settings: Settings) -> None:
-    """Raises `SpecError` where the database is SQLite: service and workers are on one machine then."""
-    if absent and settings.url.get_backend_name() == "sqlite":
-        fix = "is not in the data folder; put it there, or name another data set"
-        raise SpecError(
-            [FieldProblem("dataset", f"{name} needs {place}, which {fix}") for name, place in absent.items()]
-        )

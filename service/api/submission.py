@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cached_property
 from typing import Annotated, Any
 
 from fastapi import Header, Query, Response
@@ -14,7 +14,8 @@ from service.api.dry_run import dry_run, taken_of_cards
 from service.api.http.authentication import Submitter
 from service.api.http.dependencies import Config, Db
 from service.api.http.responses import experiment_out
-from service.api.spec_warnings import absent_data, refuse_absent, spec_warnings
+from service.api.own_data import OwnData
+from service.api.spec_warnings import bf16_warnings, spec_warnings
 from service.errors import FieldProblem, QueryError
 from service.experiments import store
 from service.experiments.memory import shares
@@ -45,6 +46,15 @@ class Submission:
         ),
     ] = None
 
+    @cached_property
+    def own(self) -> OwnData:
+        """The user's own data sets, as far as they are known here."""
+        return OwnData(self.settings)
+
+    def said(self, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
+        """What is said of a spec that can run; raises `SpecError` of one that cannot."""
+        return spec_warnings(self.database, self.settings, self.own, spec, plan)
+
     def of(
         self, experiment_id: int, request: dict[str, JsonValue], make: Callable[..., Draft], **asked: Any
     ) -> dict[str, JsonValue]:
@@ -56,26 +66,30 @@ class Submission:
         with self.database.read() as session:
             known = store.answered(session, self.idempotency_key, request, project_id=self.who.project_id)
             if known is None:
-                draft = make(session, experiment_id, who=self.who, max_trials=self.settings.max_trials, **asked)
+                most = self.settings.max_trials
+                draft = make(session, experiment_id, who=self.who, max_trials=most, facts=self.own.facts, **asked)
         if known is None:
             return self.store(draft, request)
         if known["id"] != experiment_id:
             self.response.headers["Location"] = f"/v1/experiments/{known['id']}"
         return known
 
-    def store(
-        self, draft: Draft, request: dict[str, JsonValue], beside: Mapping[str, JsonValue] = MappingProxyType({})
-    ) -> dict[str, JsonValue]:
-        """Submits a draft; the experiment as plain data, and what is said `beside` it.
+    def store(self, draft: Draft, request: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Submits a draft; the experiment as plain data, and what is said of its new trials.
 
         `request` says what is asked, and of what. A new experiment's address becomes the header Location.
         """
+        said: list[JsonValue] = [*self.said(draft.spec, draft.fresh)]
+        if draft.sources is None:  # a re-evaluation trains nothing
+            said += bf16_warnings(self.database, draft.spec, draft.fresh)
+            if shares(draft.spec.resources.gpus):
+                cells = draft.fresh.cells
+                said += taken_of_cards(self.database, draft.spec, cells, self.who.project_id)[1].warnings
 
         def work(session: Session) -> dict[str, JsonValue]:
             def stored() -> dict[str, JsonValue]:
-                refuse_absent(absent_data(draft.spec, draft.plan.cells, self.settings), self.settings)
                 made = experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json")
-                return {**made, **beside}
+                return {**made, "warnings": said}
 
             return store.answer_once(session, self.idempotency_key, request, stored, project_id=self.who.project_id)
 
@@ -116,16 +130,12 @@ class SpecSubmission(Submission):
         if known is not None:
             self.response.headers["Location"] = f"/v1/experiments/{known['id']}"
             return known
-        draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
-        said: list[JsonValue] = [*spec_warnings(self.database, self.settings, spec, draft.plan)]
-        if shares(spec.resources.gpus):
-            said += taken_of_cards(self.database, spec, draft.plan.cells, self.who.project_id)[1].warnings
-        return self.store(draft, request, {"warnings": said})
+        plan = expand_grid(spec, max_trials=self.settings.max_trials, facts=self.own.facts)
+        return self.store(Draft(spec, plan), request)
 
     def looked_at(self, spec: ExperimentSpec) -> DryRunOut:
         """What the spec would become. Raises `SpecError`."""
         expand = count_grid if self.summary else expand_grid
-        plan: Plan | GridCount = expand(spec, max_trials=self.settings.max_trials)
-        said = spec_warnings(self.database, self.settings, spec, plan)
-        refuse_absent(absent_data(spec, plan.cells, self.settings), self.settings)
+        plan: Plan | GridCount = expand(spec, max_trials=self.settings.max_trials, facts=self.own.facts)
+        said = [*self.said(spec, plan), *bf16_warnings(self.database, spec, plan)]
         return dry_run(self.database, spec, plan, said, self.who.project_id)

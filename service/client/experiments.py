@@ -171,17 +171,17 @@ class Experiments(Connection):
         trials: Sequence[Mapping[str, object]] = (),
         repeat: int | None = None,
         idempotency_key: str | None = None,
-    ) -> ExperimentOut:
+    ) -> NewExperimentOut:
         """Adds values to the grid's axes, variants, trials or seeds; what is there is not run again."""
         additions = {"grid": grid or {}, "variants": list(variants), "trials": list(trials), "repeat": repeat}
-        return self._act(experiment_id, "extend", additions, headers=idempotent(idempotency_key))
+        return self._draft(experiment_id, "extend", additions, idempotency_key=idempotency_key)
 
     @covers("cloneExperiment")
     def clone(
         self, experiment_id: int, *, name: str | None = None, idempotency_key: str | None = None
-    ) -> ExperimentOut:
+    ) -> NewExperimentOut:
         """Posts an experiment's spec once more, by default as `NAME (clone)`."""
-        return self._act(experiment_id, "clone", {"name": name}, headers=idempotent(idempotency_key))
+        return self._draft(experiment_id, "clone", {"name": name}, idempotency_key=idempotency_key)
 
     @covers("reevaluateExperiment")
     def reevaluate(
@@ -191,10 +191,10 @@ class Experiments(Connection):
         *,
         name: str | None = None,
         idempotency_key: str | None = None,
-    ) -> ExperimentOut:
+    ) -> NewExperimentOut:
         """Posts an experiment, by default `NAME (re-evaluated)`, that evaluates networks anew and trains nothing."""
         body = {"evaluation": evaluation, "name": name}
-        return self._act(experiment_id, "re-evaluate", body, headers=idempotent(idempotency_key))
+        return self._draft(experiment_id, "re-evaluate", body, idempotency_key=idempotency_key)
 
     @covers("updateExperiment")
     def update(
@@ -301,6 +301,12 @@ class Experiments(Connection):
         self, experiment_id: int, action: str, body: Mapping[str, object] | None = None, **options: Any
     ) -> ExperimentOut:
         return self._post(ExperimentOut, f"{_ROOT}/{experiment_id}/{action}", body, **options)
+
+    def _draft(
+        self, experiment_id: int, action: str, body: Mapping[str, object], *, idempotency_key: str | None
+    ) -> NewExperimentOut:
+        path = f"{_ROOT}/{experiment_id}/{action}"
+        return self._post(NewExperimentOut, path, body, headers=idempotent(idempotency_key))
 
 
 def _preset(name: str) -> str:

@@ -19,16 +19,24 @@ from service.experiments import store
 from service.experiments.events import EventKind
 from service.experiments.submission import Draft
 from service.specs.grid import expand_grid, factored
+from service.specs.planner import Facts
 from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec, PartialTrial, read_spec
 from ttsv.config.evaluation import EvaluationConfig
 from ttsv.config.fields import TrialFields, build
 from ttsv.config.training import LOOKING_ON, TRAINING
 from ttsv.config.trial import TrialConfig
+from ttsv.data.catalog import dataset_info
 from ttsv.errors import ConfigError
 
 
 def draft_clone(
-    session: Session, experiment_id: int, who: Principal = ANYONE, *, name: str | None, max_trials: int
+    session: Session,
+    experiment_id: int,
+    who: Principal = ANYONE,
+    *,
+    name: str | None,
+    max_trials: int,
+    facts: Facts = dataset_info,
 ) -> Draft:
     """The same spec once more, by default as `NAME (clone)`, the next one as `NAME (clone 2)`.
 
@@ -41,7 +49,7 @@ def draft_clone(
     query = select(Trial.fingerprint, Trial.source_trial_id)
     found = session.execute(query.where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None)))
     sources = {fingerprint: source for fingerprint, source in found if source is not None}
-    plan = expand_grid(spec, max_trials=max_trials)
+    plan = expand_grid(spec, max_trials=max_trials, facts=facts)
     return Draft(spec, plan, EventKind.CLONED, experiment_id, sources or None)
 
 
@@ -53,6 +61,7 @@ def draft_reevaluation(
     *,
     name: str | None,
     max_trials: int,
+    facts: Facts = dataset_info,
 ) -> Draft:
     """The trials that have succeeded by now, each with `evaluation` laid over its own: nothing is trained.
 
@@ -96,7 +105,7 @@ def draft_reevaluation(
         {key: experiment.spec[key] for key in (*kept, *kept_words) if key in experiment.spec}
         | {"name": name or _named_after(session, experiment, "re-evaluated"), "base": base, "trials": trials}
     )
-    plan = expand_grid(spec, max_trials=max_trials)
+    plan = expand_grid(spec, max_trials=max_trials, facts=facts)
     return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
 
 
@@ -115,7 +124,13 @@ def _named_after(session: Session, experiment: Experiment, what: str) -> str:
 
 
 def draft_extension(
-    session: Session, experiment_id: int, additions: Additions, who: Principal = ANYONE, *, max_trials: int
+    session: Session,
+    experiment_id: int,
+    additions: Additions,
+    who: Principal = ANYONE,
+    *,
+    max_trials: int,
+    facts: Facts = dataset_info,
 ) -> Draft:
     """The experiment's spec with the additions.
 
@@ -131,10 +146,11 @@ def draft_extension(
     grown = _merged(spec, additions)
     try:
         merged = read_spec({**experiment.spec, **grown})
-        plan = expand_grid(merged, max_trials=max_trials)
+        plan = expand_grid(merged, max_trials=max_trials, facts=facts)
     except SpecError as error:
         raise _as_posted(error, grown, additions) from error
-    return Draft(merged, plan, EventKind.EXTENDED, experiment_id, before=experiment.spec)
+    there = frozenset(session.scalars(select(Trial.fingerprint).where(Trial.experiment_id == experiment_id)))
+    return Draft(merged, plan, EventKind.EXTENDED, experiment_id, before=experiment.spec, there=there)
 
 
 class _Grown(TypedDict):

@@ -6,7 +6,7 @@ one short transaction. Functions take a Session; callers commit.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from sqlalchemy import func, select
@@ -30,7 +30,7 @@ class Draft:
     """A valid spec with its trials, as a new experiment's or, larger than `before`, in place of that of `origin`.
 
     `kind` says how it came about, `origin` from which experiment. `sources`, of a re-evaluation: trial to evaluate, by
-    fingerprint.
+    fingerprint. `there`: fingerprints of the trials that it had when it was drafted.
     """
 
     spec: ExperimentSpec
@@ -39,6 +39,12 @@ class Draft:
     origin: int | None = None
     sources: Mapping[str, int] | None = None
     before: Mapping[str, object] | None = None
+    there: frozenset[str] = frozenset()
+
+    @property
+    def fresh(self) -> Plan:
+        """The plan without the trials that were there."""
+        return replace(self.plan, trials=[trial for trial in self.plan.trials if trial.fingerprint not in self.there])
 
 
 def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experiment:

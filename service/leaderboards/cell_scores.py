@@ -18,7 +18,7 @@ from service.database.rows import Rows, Way, write_rows
 from service.leaderboards.corruption_baselines import BaselineProtocols
 from service.leaderboards.counted_results import CELL_TRIALS, EVERYONE, CellResults, MadeScore
 from service.leaderboards.metrics import from_stored
-from service.leaderboards.score_ranks import RankChanges, turn_standing
+from service.leaderboards.score_ranks import RankChanges, Recounted, turn_standing
 from service.specs.columns import told
 from ttsv.config.fields import FieldValues
 
@@ -77,12 +77,12 @@ def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
 def recount(session: Session, experiment: Experiment) -> None:
     """Counts the trials of cells that have scores anew, after trials were added to an experiment.
 
-    A cell that was complete may lack seeds then, and stands behind those that are.
+    A cell that was complete by a metric may lack seeds of it then, and stands behind those that are.
     """
     session.flush()
     scopes = [EVERYONE, *([experiment.project_id] if experiment.project_id is not None else [])]
     mine = (
-        select(Score.id, Trial.dataset, Score.cell, ScoreBoard.scope, Score.seeds, Score.trials)
+        select(Score.id, Trial.dataset, Score.cell, ScoreBoard.scope, Score.trials)
         .join(ScoreBoard, ScoreBoard.id == Score.board_id)
         .join(Trial, (Trial.cell == Score.cell) & (Trial.dataset == ScoreBoard.dataset))
         .where(Trial.experiment_id == experiment.id, ScoreBoard.scope.in_(scopes))
@@ -105,15 +105,17 @@ def recount(session: Session, experiment: Experiment) -> None:
             for first in range(0, len(names), _BATCH):
                 some = trials.where(Trial.dataset == dataset, Trial.cell.in_(names[first : first + _BATCH]))
                 counts |= {(scope, row[0], row[1]): row[2] for row in session.execute(some)}
-    changed, turned = [], []
-    for score_id, dataset, cell, scope, seeds, before in session.execute(mine):
-        if (now := counts.get((scope, dataset, cell), before)) != before:
-            changed.append({"id": score_id, "trials": now})
-            turned += [score_id] if (seeds == now) != (seeds == before) else []
-    connection = session.connection()
-    write_rows(connection, Rows(Score, changed, Way.CHANGE))
-    if turned:
-        turn_standing(connection, turned)
+    changed: list[Recounted] = [
+        {"of_score": score_id, "before": before, "now": now}
+        for score_id, dataset, cell, scope, before in session.execute(mine)
+        if (now := counts.get((scope, dataset, cell), before)) != before
+    ]
+    if changed:
+        connection = session.connection()
+        write_rows(
+            connection, Rows(Score, [{"id": one["of_score"], "trials": one["now"]} for one in changed], Way.CHANGE)
+        )
+        turn_standing(connection, changed)
 
 
 def _lock(session: Session, cells: Sequence[tuple[str, str]]) -> None:
@@ -144,8 +146,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
             measured = from_stored(old.metrics)
             if (old.trial_id, old.trials, measured) != (made.trial_id, made.trials, made.measures):
                 changed.append({"id": old.id, **made.columns()})
-                turned = (old.seeds == old.trials) != made.complete
-                ranks.change(old.id, old.board_id, cell, made, measured, turned=turned)
+                ranks.change(old.id, old.board_id, cell, made, measured, trials=old.trials)
         else:
             if (scope, protocol) not in boards:
                 boards[scope, protocol] = _board(connection, scope, dataset, protocol)

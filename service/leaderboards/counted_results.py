@@ -68,11 +68,6 @@ class MadeScore:
     measures: Measures
     fields: Sequence[Any]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every trial has a result."""
-        return self.seeds == self.trials
-
     def columns(self) -> ScoreColumns:
         """As they are written."""
         model, layer, constraint, rank = self.fields

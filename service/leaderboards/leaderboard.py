@@ -14,7 +14,6 @@ from service.leaderboards.boards import (
     Board,
     Change,
     Leaderboard,
-    Missing,
     PaperReference,
     Pivot,
     PivotCell,
@@ -132,7 +131,7 @@ def _board(
     baseline_error = baseline_of(board.record)
     own = board.protocol if baseline_error is None else protocol_fingerprint(without_baseline(board.record))
     missing = [seen.missing(entry.cell, own, baseline_error) for entry in mine]
-    best = _best(mine, missing, question.shown, _rivals(source, page, question))
+    best = _best(mine, question, _rivals(source, page, question))
     place, shared = page.place, page.order[0][1].shared if page.order else None
     for index, (key, position) in enumerate(page.order):
         entry, config = mine[index], configs[index]
@@ -190,29 +189,36 @@ def _rivals(source: ScoreSource, page: BoardPage, question: Question) -> Rivals:
     if not question.group_by:
         return source.rivals(page.board, question.metric, judged)
     found = source.entries(page.others).values()
-    complete = [entry for entry in found if entry.seeds == entry.trials]
-    rows = complete or list(found)
-    measured = {m.value: [entry.metrics[m.value] for entry in rows if m.value in entry.metrics] for m in judged}
-    return Rivals(bool(complete), measured)
+    complete = any(_is_complete(entry, question.metric.value) for entry in found)
+    measured = {
+        m.value: [
+            entry.metrics[m.value]
+            for entry in found
+            if m.value in entry.metrics and (not complete or _is_complete(entry, m.value))
+        ]
+        for m in judged
+    }
+    return Rivals(complete, measured)
 
 
-def _best(
-    entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metrics: Iterable[Metric], others: Rivals
-) -> list[list[str]]:
+def _is_complete(entry: Entry, metric: str) -> bool:
+    """Whether all trials of the cell have the metric."""
+    return metric in entry.metrics and entry.metrics[metric].seeds == entry.trials
+
+
+def _best(entries: Sequence[Entry], question: Question, others: Rivals) -> list[list[str]]:
     """Of each row shown the metrics in which none beats it. An incomplete row is no match for complete ones.
 
     What is bold depends on the board, not on the page of it: `others` are rows that the page may not show.
     """
     # An incomplete row takes part only where all are.
-    rivals: Sequence[int] = [index for index, lacking in enumerate(missing) if not lacking]
-    if not rivals and not others.complete:
-        rivals = range(len(entries))
+    complete = others.complete or any(_is_complete(entry, question.metric.value) for entry in entries)
     found: list[list[str]] = [[] for _ in entries]
-    of_rivals = [entries[index].metrics for index in rivals]
-    for metric in metrics:
+    for metric in question.shown:
         name = metric.value
+        rivals = [index for index, entry in enumerate(entries) if not complete or _is_complete(entry, name)]
         # A row of the page that is among the others beats nobody twice, and itself never.
-        measured = [*[one.get(name) for one in of_rivals], *others.measured.get(name, ())]
+        measured = [*[entries[index].metrics.get(name) for index in rivals], *others.measured.get(name, ())]
         for which in unbeaten(measured, metric, len(rivals)):
             found[rivals[which]].append(name)
     return found

@@ -113,7 +113,7 @@ class ChosenTrials:
             for key, results in self._rows[board].items():
                 if known := self._values(results, metric):
                     cell = self._cells[abs(key)]
-                    standing = standing_of(metric, complete=len(results) == self._trials[cell])
+                    standing = standing_of(metric, complete=len(known) == self._trials[cell])
                     found[key] = Position(standing, spread(known).mean, tie_of(cell))
             ordered = sorted(found, key=found.__getitem__, reverse=metric.more_is_better)
             self._positions[board, metric] = {key: found[key] for key in ordered}
@@ -137,20 +137,19 @@ class ChosenTrials:
         """Of the rows that have the ranked metric those that a page is compared with, in each of several metrics."""
         keys = self._positions_of(board.id, ranked)
         rows = {key: self._rows[board.id][key] for key in keys}
-        complete = [key for key, mine in rows.items() if len(mine) == self._trials[self._cells[abs(key)]]]
-        chosen = complete or list(rows)
-        values = self._results([result.trial_id for key in chosen for result in rows[key]], metrics)
+        complete = any(one.standing == standing_of(ranked, complete=True) for one in keys.values())
+        values = self._results([result.trial_id for mine in rows.values() for result in mine], metrics)
         found: dict[str, list[Measure]] = {}
         for index, metric in enumerate(metrics):
             known = []
-            for key in chosen:
-                mine = [float(one) for r in rows[key] if (one := values[key < 0, r.trial_id][index]) is not None]
-                if mine:
+            for key, results in rows.items():
+                mine = [float(one) for r in results if (one := values[key < 0, r.trial_id][index]) is not None]
+                if mine and (not complete or len(mine) == self._trials[self._cells[abs(key)]]):
                     known.append((sum(mine) / len(mine), mine))
             known.sort(key=lambda one: one[0], reverse=metric.more_is_better)
             # Exact sums of those that lead or end alone: there may be tens of thousands between.
             found[metric.value] = [spread(mine) for _, mine in ends_of(known, board.cells)]
-        return Rivals(bool(complete), found)
+        return Rivals(complete, found)
 
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""

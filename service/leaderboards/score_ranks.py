@@ -13,7 +13,12 @@ from service.leaderboards.metrics import Measure, Measures, Metric
 
 ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
 """As the parts of a `Position`."""
-_TURN = update(ScoreRank).where(ScoreRank.score_id == bindparam("of_score")).values(standing=1 - ScoreRank.standing)
+_TURN = (
+    update(ScoreRank)
+    .where(ScoreRank.score_id == bindparam("of_score"))
+    .where(ScoreRank.seeds.in_([bindparam("before"), bindparam("now")]))
+    .values(standing=1 - ScoreRank.standing)
+)
 _UNPLACE = delete(ScoreRank).where(
     ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
 )
@@ -25,7 +30,10 @@ def tie_of(cell: str) -> int:
 
 
 def standing_of(metric: Metric, *, complete: bool) -> int:
-    """What puts complete cells first, in the direction in which the metric's values get worse."""
+    """What puts complete cells first, in the direction in which the metric's values get worse.
+
+    Complete are those all of whose trials have the metric.
+    """
     return int(complete == metric.more_is_better)
 
 
@@ -62,9 +70,9 @@ class RankChanges:
         self._new: list[_NewRank] = []
 
     def change(
-        self, score_id: int, board_id: int, cell: str, made: MadeScore, old: Measures, *, turned: bool = False
+        self, score_id: int, board_id: int, cell: str, made: MadeScore, old: Measures, *, trials: int = 0
     ) -> None:
-        """One score's means; `turned`: it became complete, or is so no more."""
+        """One score's means; `trials`: how many the cell had when it had the `old` ones."""
         tie = tie_of(cell)
         self._gone += [{"of_score": score_id, "of_metric": name} for name in old if name not in made.measures]
         self._new += [
@@ -72,12 +80,12 @@ class RankChanges:
                 "score_id": score_id,
                 "metric": name,
                 "board_id": board_id,
-                "standing": standing_of(Metric(name), complete=made.complete),
+                "standing": standing_of(Metric(name), complete=one.seeds == made.trials),
                 "tie": tie,
                 **_ranked(one),
             }
             for name, one in made.measures.items()
-            if turned or name not in old or _ranked(old[name]) != _ranked(one)
+            if trials != made.trials or name not in old or _ranked(old[name]) != _ranked(one)
         ]
 
     def write(self, connection: Connection, *beside: Rows) -> None:
@@ -91,6 +99,14 @@ def _ranked(one: Measure) -> _RankedMean:
     return {"mean": one.mean, "seeds": one.seeds, "std": one.std}
 
 
-def turn_standing(connection: Connection, scores: Sequence[int]) -> None:
-    """Of scores that became complete, or are so no more: puts them before the others, or behind them."""
-    connection.execute(_TURN, [{"of_score": score} for score in scores])
+class Recounted(TypedDict):
+    """A score, and how many trials its cell had `before` and has `now`, which are not as many."""
+
+    of_score: int
+    before: int
+    now: int
+
+
+def turn_standing(connection: Connection, scores: Sequence[Recounted]) -> None:
+    """Of means that became complete, or are so no more: puts them before the others, or behind them."""
+    connection.execute(_TURN, scores)

@@ -238,8 +238,9 @@ def _notes(board: Board, paper: bool) -> list[str]:
         notes.append(f"Each row is the best cell of a value of {short_name(groups[0].field)}: {of}.")
     named = configurations_said(board.shape, [row.config for row in board.rows])
     lacking = [f"{one}: {missing_said(row.missing)}" for one, row in zip(named, board.rows, strict=True) if row.missing]
+    if lacking or any(one["seeds"] < row.trials for row in board.rows for one in row.metrics.values()):
+        notes.append("Rows that lack seeds (k of N) of what is ranked have places behind complete ones.")
     if lacking:
-        notes.append("Rows that lack seeds (k of N) have places behind complete ones.")
         notes.append("Missing: " + "; ".join(lacking) + ".")
     if board.unmeasured:
         notes.append(f"{_unmeasured(board)} this metric.")

@@ -12,13 +12,14 @@ from service.errors import FieldProblem, SpecError
 from service.specs.columns import nearest_said
 from service.specs.json_schema import value_fix
 from service.specs.patterns import NAME, WORDS
-from service.specs.planner import CellCount, GridCount, Plan, PlannedCell, PlannedTrial, Planner
+from service.specs.planner import CellCount, Facts, GridCount, Plan, PlannedCell, PlannedTrial, Planner
 from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldValue, FieldValues, Json, JsonObject
 from ttsv.config.trial import field_infos
-from ttsv.errors import ConfigError
+from ttsv.data.catalog import dataset_info
+from ttsv.errors import ConfigError, DataError
 
 __all__ = [
     "Plan",
@@ -46,36 +47,36 @@ _PROBES = 32
 """Points of a search space that are tried when it is posted."""
 
 
-def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
+def expand_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset_info) -> Plan:
     """Expands a spec. Points that train the same network the same way become one trial; a search has none yet.
 
     Raises `SpecError` naming every wrong field; a spec of more than `max_trials` points is refused before it is
-    expanded.
+    expanded. `facts`: what is known of data sets where the trials are to run.
     """
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        probed = _probe(spec, parts.base)
+        probed = _probe(spec, parts.base, facts)
         return Plan([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
-    planner = Planner(_chooser(spec))
+    planner = Planner(_chooser(spec), facts)
     planned: dict[str, PlannedTrial] = {}
     for fields in _points(parts):
         try:
             trial = planner.plan(fields)
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             raise _at_odds(error) from error
         planned.setdefault(trial.fingerprint, trial)
     return Plan(list(planned.values()), points, _idle(spec, planner), planner.unreached(), planner.unbuilt)
 
 
-def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
+def count_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset_info) -> GridCount:
     """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        probed = _probe(spec, parts.base)
+        probed = _probe(spec, parts.base, facts)
         return GridCount([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
-    planner = Planner(_chooser(spec))
+    planner = Planner(_chooser(spec), facts)
     cells: dict[str, PlannedCell] = {}
     seeds: dict[str, set[int]] = {}
     for fields, own in _seeded(parts):
@@ -83,7 +84,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
             cell = planner.cell(fields)
             if value_fix(field_infos()["seed"], own[-1]):  # of `repeat`: the values of an axis were looked at
                 planner.plan({**fields, "seed": next(seed for seed in own if value_fix(field_infos()["seed"], seed))})
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             raise _at_odds(error) from error
         cells[cell.digest] = cell
         seeds.setdefault(cell.digest, set()).update(own)
@@ -132,8 +133,10 @@ def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
     return parts, points
 
 
-def _at_odds(error: ConfigError) -> SpecError:
-    """What is said of fields that do not go together."""
+def _at_odds(error: ConfigError | DataError) -> SpecError:
+    """What is said of fields that do not go together, and of a data set that cannot be trained on."""
+    if isinstance(error, DataError):
+        return SpecError([FieldProblem("dataset", str(error))])
     return SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")])
 
 
@@ -266,15 +269,17 @@ def _check_search(spec: ExperimentSpec, base: FieldValues, problems: list[FieldP
         problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
 
 
-def _probe(spec: ExperimentSpec, base: FieldValues) -> Planner:
+def _probe(spec: ExperimentSpec, base: FieldValues, facts: Facts) -> Planner:
     """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
     assert spec.search is not None
-    source, planner = random.Random(0), Planner(_chooser(spec))
+    source, planner = random.Random(0), Planner(_chooser(spec), facts)
     space = domains(spec.search.space)
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
         try:
             planner.plan({**base, **point})
+        except DataError as error:
+            raise _at_odds(error) from error
         except ConfigError as error:
             where = f"search.space.{error.field}" if error.field in space else error.field
             problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")

@@ -5,13 +5,19 @@ An axis of such a field is a mistake that would go unseen.
 
 import dataclasses
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import Checked, FieldValue, FieldValues, TrialFields, build, digest
 from ttsv.config.trial import TrialConfig, field_infos
+from ttsv.data.catalog import DatasetInfo, dataset_info
 from ttsv.errors import ConfigError
+from ttsv.models.registry import has_torchvision
+
+Facts = Callable[[str], DatasetInfo | None]
+"""Name of a data set -> what is known of it; raises `DataError` for one that cannot be trained on."""
 
 
 @dataclass(frozen=True)
@@ -84,22 +90,30 @@ class Planner:
 
     Ten thousand points of a grid share most of their parts, and many differ by their seeds alone: each part is made,
     and each cell worked out, once. `chooser`: the part of the spec (a search, a scheduler) that chooses among the
-    trials by what is measured after their epochs, if one does: that may not be the test images.
+    trials by what is measured after their epochs, if one does: that may not be the test images. `facts`: what is known
+    of a data set.
     """
 
-    def __init__(self, chooser: str | None = None) -> None:
+    def __init__(self, chooser: str | None = None, facts: Facts = dataset_info) -> None:
         self._chooser = chooser
+        self._facts = facts
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, PlannedCell] = {}
         self._images: set[tuple[Any, ...]] = set()
-        self._built = self.unbuilt = 0
-        """Networks of torchvision: their layers are known once they are built, which few are."""
+        self._built: set[tuple[Any, ...]] = set()
+        """What of torchvision's networks is built: their layers are known once they are, which takes time."""
+        self._unbuilt: set[tuple[Any, ...]] = set()
         self._given: set[str] = set()
         self._effective: set[str] = set()
         self.most_epochs = 0
         """Of any trial so far."""
         self._milestones: set[int] = set()
         self._reached: set[int] = set()
+
+    @property
+    def unbuilt(self) -> int:
+        """How many networks were not built that had to be, to see whether they take their images."""
+        return len({model for _, model, *_ in self._unbuilt})
 
     def idle(self) -> tuple[str, ...]:
         """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
@@ -110,7 +124,7 @@ class Planner:
         return tuple(sorted(self._milestones - self._reached)) if self._reached else ()
 
     def plan(self, fields: FieldValues) -> PlannedTrial:
-        """Raises `ConfigError` for fields that do not go together."""
+        """Raises `ConfigError` for fields that do not go together, and what `facts` does of a data set."""
         cell = self.cell({path: value for path, value in fields.items() if path != "seed"})
         # (The seed is checked where the configuration is made, as any field is.)
         config = dataclasses.replace(cell.config, seed=cast(int, fields["seed"])) if "seed" in fields else cell.config
@@ -133,7 +147,9 @@ class Planner:
             (nested.setdefault(part, {}) if part else top)[name] = value
         values: dict[str, Any] = {**top, **{name: self._part(name, inner) for name, inner in nested.items()}}
         given = TrialConfig(**values)
-        given.check_normalization()
+        info = self._facts(given.dataset)
+        given.check_normalization(info)
+        given.evaluation.check_dataset(given.dataset, info)
         config = given.canonical()
         written = (
             given.with_short_normalization()
@@ -149,16 +165,17 @@ class Planner:
             raise ConfigError("training.validation", "test", fix)
         divided = config.division.conv is not None, config.division.linear is not None
         projected = config.constraint == "clip", config.clipping.linear, *divided
-        alone = config.leaves_one_alone
+        alone = config.leaves_one_alone(info)
         rank = config.rank if config.layer == "aoc-tt" else None  # which alone has no layers of some ranks
         images = (config.dataset, config.model, config.layer, rank, config.mean, config.std, alone, *projected)
         if images not in self._images:
             known = not config.model.startswith("torchvision:")
-            build = not known and self._built < _MOST_BUILT
-            config.check_images(build=build)
+            network = (config.dataset, config.model, config.layer, alone)
+            build = has_torchvision() and (network in self._built or len(self._built) < _MOST_BUILT)
+            config.check_images(info, build=build)
             self._images.add(images)
-            self._built += build
-            self.unbuilt += not (known or build)
+            if not known:
+                (self._built if build else self._unbuilt).add(network)
         different = config.deciding()
         return PlannedCell(config, different, digest(different))
 
@@ -220,7 +237,8 @@ def warnings(spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
         found.append(f"{place}: {epochs} has an effect in {trials}: it needs more epochs")
     if plan.unbuilt:
         some = "1 network" if plan.unbuilt == 1 else f"{plan.unbuilt} networks"
-        tried = f"unlike the first {_MOST_BUILT}, {some} of torchvision could not be tried"
+        first = f"unlike the first {_MOST_BUILT}, " if has_torchvision() else ""
+        tried = f"{first}{some} of torchvision could not be tried here"
         found.append(
             f"{_place(spec, 'model')}: {tried}: trials whose network does not take its images fail at the start"
         )

@@ -35,9 +35,9 @@ from ttsv.data.catalog import USUAL_NORMALIZATION, DatasetInfo, DatasetName, dat
 from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments
 from ttsv.models.architectures import CIFAR_STEM_BELOW
-from ttsv.models.conv_shape import LAYERS, ConvShape, core_kind
+from ttsv.models.conv_shape import LAYERS, ConvShape, check_torchvision_layer, core_kind
 from ttsv.models.counts import has_linear_layers, normalizes_single_pixels
-from ttsv.models.registry import name_fix, name_patterns
+from ttsv.models.registry import has_torchvision, name_fix, name_patterns
 from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes, list_models
 
 _LARGEST_RANK = 1_000_000
@@ -184,7 +184,8 @@ class TrialConfig(Checked):
 
         Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is,
         and what is refused then is what could take no images at all. `build`: whether one of torchvision's networks is
-        built to see it, which takes up to some seconds; else only its name and its kind of layer are looked at.
+        built to see it, which takes up to some seconds; else only its name and its kind of layer are looked at, and
+        without torchvision the layer alone.
         """
         info = info or dataset_info(self.dataset)
         if self.model.startswith("torchvision:"):
@@ -226,17 +227,17 @@ class TrialConfig(Checked):
             shape.check_layer(self.layer, rank)
         if shapes:
             self._check_projection(has_linear_layers(self.model, shapes, info.classes))
-            if self.leaves_one_alone and normalizes_single_pixels(self.model, shapes, info.classes):
+            if self.leaves_one_alone(info) and normalizes_single_pixels(self.model, shapes, info.classes):
                 raise self._no_variance()
 
-    @property
-    def leaves_one_alone(self) -> bool:
-        """Whether a step of training, or of recalibration, takes one image, as far as is known without files.
+    def leaves_one_alone(self, info: DatasetInfo | None = None) -> bool:
+        """Whether a step of training, or of recalibration, takes one image, as far as is known.
 
-        Recalibration goes through all images, however few steps an epoch has.
+        `info`: the facts of a data set of the user's own, which do not follow from its name. Recalibration goes through
+        all images, however few steps an epoch has.
         """
         size, steps = self.training.batch_size, None if self.training.recalibrate else self.training.steps
-        count = training_images(self.dataset, self.training.validation)
+        count = training_images(self.dataset, self.training.validation, info)
         if size == 1 or count is None:
             return size == 1
         return count % size == 1 and (steps is None or steps >= math.ceil(count / size))
@@ -278,6 +279,9 @@ class TrialConfig(Checked):
 
     def _check_torchvision(self, info: DatasetInfo | None, build: bool) -> None:
         """Its layers are known only once they are built: it is, without weights. Raises `ConfigError`."""
+        check_torchvision_layer(self.layer)
+        if not has_torchvision():
+            return
         # Here are torch and torchvision, which other networks do not need.
         from ttsv.models.build import check_buildable
         from ttsv.models.torchvision_models import check_classifier
@@ -290,7 +294,7 @@ class TrialConfig(Checked):
             name=self.model, layer=self.layer, num_classes=classes, in_channels=channels, image_size=pixels
         )
         try:
-            check_buildable(arguments, alone=info is not None and self.leaves_one_alone)
+            check_buildable(arguments, alone=info is not None and self.leaves_one_alone(info))
         except ConfigError as error:
             if error.field == "training.batch_size":
                 raise self._no_variance() from error

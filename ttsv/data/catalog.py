@@ -7,6 +7,7 @@ known only once they are loaded.
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,7 +24,8 @@ class DatasetInfo:
 
     `channels`, `dims` (spatial dimensions, 1 to 3) and `image_size` (the same along each) are those of the tensors
     the loader gives, pixels in [0, 1]. `mean` and `std`, one per channel, are the default normalisation, which is
-    part of the model. `embedded`: needs no file.
+    part of the model. `embedded`: needs no file. `parts`: training, held-out and test images of the user's own sets; of
+    others `part_images` has them.
     """
 
     name: str
@@ -33,6 +35,7 @@ class DatasetInfo:
     dims: int = 2
     embedded: bool = False
     source: str = ""
+    parts: tuple[int, int, int] | None = None
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -200,12 +203,12 @@ _PUBLISHED_TEST = {"cifar10": 10_000, "cifar100": 10_000, "fashion-mnist": 10_00
 """Images of the test sets that publishers made."""
 
 
-def training_images(name: str, validation: str = "held-out") -> int | None:
+def training_images(name: str, validation: str = "held-out", info: DatasetInfo | None = None) -> int | None:
     """Images of a pass over the training images; None where they are known only once they are read.
 
-    `validation`: with "test" those are trained on that are held out else.
+    `validation`: with "test" those are trained on that are held out else. `info`: the facts of a set of the user's own.
     """
-    parts = part_images(name)
+    parts = part_images(name) if info is None or info.parts is None else info.parts
     if parts is None:
         return None
     train, held_out, _ = parts
@@ -222,8 +225,14 @@ def part_images(name: str) -> tuple[int, int, int] | None:
         counts, published = _CLASS_COUNTS[name]
     else:
         return None
-    test = _PUBLISHED_TEST[name] if published else sum(round(TEST_SHARE * count) for count in counts)
-    if not published:
-        counts = [count - round(TEST_SHARE * count) for count in counts]
-    held_out = sum(round(VALIDATION_SHARE * count) for count in counts)
-    return sum(counts) - held_out, held_out, test
+    return drawn_parts(counts, _PUBLISHED_TEST[name] if published else None)
+
+
+def drawn_parts(counts: Iterable[int], test: int | None) -> tuple[int, int, int]:
+    """Training, held-out and test images, of so many of each class; `test`: None where those are drawn of these."""
+    rest = list(counts)
+    if test is None:
+        drawn = [round(TEST_SHARE * count) for count in rest]
+        rest, test = [count - of_class for count, of_class in zip(rest, drawn, strict=True)], sum(drawn)
+    held_out = sum(round(VALIDATION_SHARE * count) for count in rest)
+    return sum(rest) - held_out, held_out, test

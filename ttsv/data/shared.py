@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, dataset_info
+from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info
 from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
+from ttsv.data.counted import OWN, check_parts, class_count
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
 from ttsv.data.source import Arrays, Progress
@@ -104,13 +105,15 @@ def _find(name: str, folder: Path) -> SharedCopy | None:
     place = _cache(folder) / note.copy
     images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
     _, channels, size, *_ = images.shape
+    parts = note.split["images"]
     info = dataset_info(name) or DatasetInfo(
         name=name,
         classes=note.classes,
         channels=channels,
         image_size=size,
         dims=images.ndim - 2,
-        source="the user's own",
+        source=OWN,
+        parts=(parts["train"], parts["validation"], parts["test"]),
     )
     return SharedCopy(info=info, images=images, labels=labels, sha256=note.sha256, split=note.split)
 
@@ -227,27 +230,22 @@ def _make(name: str, folder: Path) -> str:
 def _classes(name: str, arrays: Arrays) -> int:
     """The number of classes; raises `DataError` where images and labels are not those of such a set."""
     info, shape = dataset_info(name), arrays.images.shape
-    count, sizes = len(arrays.labels), shape[2:]
+    count = len(arrays.labels)
     if info is not None and (shape != (count, info.channels, *[info.image_size] * info.dims) or count == 0):
         expected = (count, info.channels, *[info.image_size] * info.dims)
         raise DataError(f"data set {name!r}: images of shape {shape}, expected {expected}")
-    if count == 0 or shape[0] != count or len(set(sizes)) != 1:
-        raise DataError(f"data set {name!r}: images of shape {shape} for {count} labels; they must be square")
-    low, high = int(arrays.labels.min()), int(arrays.labels.max())
-    if arrays.classes == 1 or high >= MAX_CLASSES:
-        raise DataError(f"data set {name!r}: {arrays.classes or high + 1} classes; there must be 2 to {MAX_CLASSES}")
-    classes = info.classes if info else arrays.classes or max(high + 1, 2)
-    if low < 0 or high >= classes:
-        raise DataError(f"data set {name!r}: labels outside 0 to {classes - 1}")
-    return classes
+    if shape[0] != count:
+        raise DataError(f"data set {name!r}: images of shape {shape} for {count} labels")
+    low, high = (int(arrays.labels.min()), int(arrays.labels.max())) if count else (0, 0)
+    return class_count(name, shape, low, high, known=info.classes if info else arrays.classes)
 
 
 def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, SplitRecord]:
     """Where the set's copy is, made if there is none or a wrong one, and how it is split."""
     order, split = split_order(arrays.labels, arrays.train_count)
     parts = split["images"]
-    if dataset_info(name) is None and not all(parts.values()):
-        raise DataError(f"data set {name!r} has too few images for its parts, {parts}: ten of each class are enough")
+    if dataset_info(name) is None:
+        check_parts(name, parts)
     place = cache / f"{sha256}-{'-'.join(map(str, parts.values()))}"
     with tempfile.TemporaryDirectory(dir=cache, prefix=f".{file_name(name)}.") as folder:
         made = Path(folder) / "copy"

@@ -100,7 +100,7 @@ def check_buildable(arguments: ModelArguments, *, alone: bool = False) -> None:
     """Raises `ConfigError` where `create_model` does, without making weights.
 
     `alone`: also where the network cannot be trained on one image at a time, as a batch norm sees one pixel of it.
-    What cannot be told without weights passes (torchvision's RegNets, which compute their widths as tensors).
+    What cannot be told without weights passes.
     """
     error = _build_error(arguments, alone)
     if error is not None:

@@ -10,6 +10,13 @@ LAYERS = ("dense", "tt", "soc", "soc-tt", "bcop", "bcop-tt", "aoc", "aoc-tt", "a
 """Kinds of convolution: dense, skew orthogonal (`ttsv.layers.SOC`), those of `ttsv.layers.prior_art`, and each of
 them as the core between the frames of a TT layer."""
 
+
+def check_torchvision_layer(layer: str) -> None:
+    """Raises `ConfigError` for layers that are not put into torchvision's networks: others than dense and tt."""
+    if layer not in ("dense", "tt"):
+        raise ConfigError("layer", layer, "must be dense or tt for networks of torchvision")
+
+
 SOC_TERMS = 12
 """Powers of the skew operator that a SOC takes in evaluation mode."""
 

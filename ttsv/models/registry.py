@@ -1,5 +1,6 @@
 """The registry of networks: families of names, each with its convolutions as plain data. Torch-free."""
 
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable
@@ -92,6 +93,12 @@ def name_fix(name: str) -> str | None:
 def name_patterns() -> tuple[str, ...]:
     """Regular expressions (without named groups): a name that is not well known matches one of them, in whole."""
     return tuple(re.sub(r"\?P<\w+>", "", family.expression.pattern) for family in families() if "{" in family.pattern)
+
+
+@lru_cache
+def has_torchvision() -> bool:
+    """Whether torchvision, which knows its own networks, is installed: where only the API runs it need not be."""
+    return importlib.util.find_spec("torchvision") is not None
 
 
 def find(name: str) -> tuple[Family, Numbers]:

@@ -2,16 +2,19 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ttsv.errors import ConfigError
 from ttsv.layers import tensorize
 from ttsv.models import ModelArguments
-from ttsv.models.conv_shape import ConvShape
+from ttsv.models.conv_shape import ConvShape, check_torchvision_layer
 from ttsv.models.convolutions import ConvFactory, initialize, kaiming
 from ttsv.spectral.network import evaluating
 
@@ -45,8 +48,7 @@ def check_classifier(architecture: str, layer: str) -> None:
     known = torchvision.models.list_models(module=torchvision.models)
     if architecture not in known:
         raise ConfigError("model", f"torchvision:{architecture}", f"torchvision has {', '.join(known)}")
-    if layer not in ("dense", "tt"):
-        raise ConfigError("layer", layer, "must be dense or tt for networks of torchvision")
+    check_torchvision_layer(layer)
 
 
 def classifier(spec: ModelArguments, *, architecture: str, normalize: nn.Module) -> nn.Module:
@@ -58,7 +60,7 @@ def classifier(spec: ModelArguments, *, architecture: str, normalize: nn.Module)
     check_classifier(architecture, spec.layer)
     # Auxiliary heads, which the other networks do not have, would give training several outputs.
     options = {"aux_logits": False} if architecture in ("googlenet", "inception_v3") else {}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _CountsWithValues() if architecture.startswith("regnet") else nullcontext():
         warnings.filterwarnings("ignore", message="The default weight initialization of .*")
         network: nn.Module = torchvision.models.get_model(
             architecture, weights=None, num_classes=spec.num_classes, **options
@@ -77,6 +79,17 @@ def classifier(spec: ModelArguments, *, architecture: str, normalize: nn.Module)
     if spec.layer == "dense" or spec.rank is None:
         return model
     return tensorize(model, spec.rank, frames=spec.frames)  # type: ignore[arg-type] # checked there
+
+
+class _CountsWithValues(TorchFunctionMode):
+    """Gives values to what counts where weights have none: torchvision's RegNets work their widths out as tensors."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Makes ranges, and tensors of numbers, on the processor."""
+        place = {"device": "cpu"} if func in (torch.arange, torch.tensor) else {}
+        return func(*args, **{**(kwargs or {}), **place})
 
 
 def _take_channels(network: nn.Module, in_channels: int) -> None:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.cli.client_options import ExperimentId, Json, connected, print_json
+from workers.cli.client_options import ExperimentId, Json, connected, print_json, print_warnings
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.schemas.experiments import ExperimentOut
+    from service.schemas.experiments import ExperimentOut, NewExperimentOut
 
 actions_app = typer.Typer()
 
@@ -63,7 +63,7 @@ def extend(
 ) -> None:
     """Add values to the axes of a grid (`ttsv extend 7 seed=3,4 rank=16`); what is there is not run again."""
     grid = {path: _list(path, text) for path, text in map(_split, values)}
-    _say(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
+    _say_drafted(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
 
 
 @actions_app.command()
@@ -72,7 +72,7 @@ def clone(
     client: "Client", experiment_id: ExperimentId, name: Name = None, quiet: Quiet = False, as_json: Json = False
 ) -> None:
     """Post an experiment's spec once more."""
-    _say(client.clone(experiment_id, name=name), as_json, quiet)
+    _say_drafted(client.clone(experiment_id, name=name), as_json, quiet)
 
 
 @actions_app.command()
@@ -87,7 +87,7 @@ def reevaluate(
 ) -> None:
     """Evaluate an experiment's networks anew (`ttsv reevaluate 7 attack=autoattack`), training nothing."""
     evaluation = {path: _value(path, text) for path, text in map(_split, values)}
-    _say(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
+    _say_drafted(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 
 _action("archive", "Leave a final experiment out of lists and leaderboards.")
@@ -167,6 +167,11 @@ def events(
         number = event.experiment_id or event.detail.get("experiment")
         about = f" (experiment {number}" + (f", trial {event.trial_id})" if event.trial_id else ")") if number else ""
         typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind}{about} {json.dumps(event.detail)}")
+
+
+def _say_drafted(experiment: "NewExperimentOut", as_json: bool, quiet: bool = False) -> None:
+    print_warnings(experiment.warnings)
+    _say(experiment, as_json, quiet)
 
 
 def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> None:

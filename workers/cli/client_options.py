@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
@@ -81,6 +81,12 @@ def print_json(value: "BaseModel | Sequence[BaseModel]") -> None:
         typer.echo(json.dumps([item.model_dump(mode="json") for item in value], indent=2))
     else:
         typer.echo(value.model_dump_json(indent=2))
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """What is said of a spec, beside what is asked for."""
+    for warning in warnings:
+        typer.echo(f"ttsv: warning: {warning}", err=True)
 
 
 def print_table(table: "Table") -> None:

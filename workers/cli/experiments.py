@@ -16,7 +16,16 @@ from service.paper.presets import Scale, preset_spec, presets
 from service.paper.recipes import Protocol
 from service.specs.documents import read_json, yaml_as_json
 from service.specs.states import ExperimentState, TrialState
-from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table
+from workers.cli.client_options import (
+    ExperimentId,
+    Json,
+    TrialId,
+    connected,
+    console,
+    print_json,
+    print_table,
+    print_warnings,
+)
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
@@ -72,10 +81,10 @@ def submit(
             print_json(would)
         else:
             _show_dry_run(would, columns, hide)
-            _warn(would.warnings)
+            print_warnings(would.warnings)
         return
     experiment = client.submit(found)
-    _warn(experiment.warnings)
+    print_warnings(experiment.warnings)
     if quiet or not as_json:
         _say_posted(experiment, quiet)
     elif not watch:
@@ -257,11 +266,6 @@ def _say_posted(experiment: "ExperimentOut", quiet: bool) -> None:
     typer.echo(number if quiet else f"experiment {number}: {experiment.trial_count} trials; ttsv watch {number}")
 
 
-def _warn(warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        typer.echo(f"ttsv: warning: {warning}", err=True)
-
-
 def _which(would: "DryRunOut") -> str:
     return "the trial" if would.trial_count == 1 else "the largest trial"
 
@@ -315,7 +319,7 @@ def submit_preset(
 ) -> None:
     """Post one as it is."""
     experiment = client.submit_preset(name, scale=scale, protocol=protocol)
-    _warn(experiment.warnings)
+    print_warnings(experiment.warnings)
     _say_posted(experiment, quiet)
 
 

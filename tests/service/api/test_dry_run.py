@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -169,7 +170,7 @@ class TestSummary:
 def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None:
     folder: Path = sqlite_api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
     folder.mkdir()
-    (folder / "mine.npz").touch()
+    np.savez(folder / "mine.npz", x_train=np.zeros((40, 3, 32, 32), np.uint8), y_train=np.arange(40) % 2)
     base = SPEC["base"] | {"model": "torchvision:resnet18", "dataset": "npz:mine"}
     (trial,) = sqlite_api.post("/v1/experiments?dry_run=true", json={"name": "x", "base": base}).json()["trials"]
     assert (trial["parameters"], trial["steps"], trial["seconds"]) == (None, None, None)

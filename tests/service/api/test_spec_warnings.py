@@ -6,9 +6,11 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from service.database import Trial
 from service.database.engine import Database
 from service.queue import leases, nodes
 from service.queue.cluster import Machine, Node, Versions
+from tests.machinery import Claim, Finish, Table
 from ttsv.data.catalog import DATASETS, FETCHED
 from ttsv.data.sources import source_of
 
@@ -43,6 +45,25 @@ def test_bf16_is_warned_of_where_no_worker_has_instructions_for_it(api: TestClie
     assert said({**spec, "resources": {"cpus": 1, "gpus": 1}}) == []
     greet("new", True)
     assert said(spec) == []
+
+
+def test_what_is_made_of_an_experiment_is_warned_of_as_it_was(
+    api: TestClient, database: Database, claim: Claim, finish: Finish, table: Table
+) -> None:
+    """Of an extension only the new trials, and a re-evaluation trains nothing."""
+    database.write(lambda session: leases.greet(session, "old", 2, 0, False))
+    base = {**SPEC["base"], "training": {"epochs": 1, "precision": "bf16"}}
+    spec = {**SPEC, "base": base, "grid": {**SPEC["grid"], "delta": [1.0]}}
+    first = api.post("/v1/experiments", json=spec).json()
+    idle, bf16 = first["warnings"]
+    assert idle.startswith("grid.delta has an effect in no trial")
+    path = f"/v1/experiments/{first['id']}"
+    assert api.post(f"{path}/clone").json()["warnings"] == [idle, bf16]
+    extended = api.post(f"{path}/extend", json={"grid": {"seed": [2]}}).json()["warnings"]
+    assert extended == [idle, bf16.replace("4 trials", "2 trials")]
+    finish(claim(), table(Trial)[0].id)
+    published = {"evaluation": {"corruptions": "generated"}}
+    assert api.post(f"{path}/re-evaluate", json=published).json()["warnings"] == []
 
 
 def test_bf16_is_warned_of_where_some_nodes_have_no_instructions_for_it(api: TestClient, database: Database) -> None:
@@ -95,33 +116,6 @@ def test_published_data_that_was_not_fetched_is_warned_of(api: TestClient) -> No
             file.path.touch()
     assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
     assert {name for name, info in DATASETS.items() if not info.embedded} == FETCHED.keys()
-
-
-def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
-    """On one machine it is refused; with PostgreSQL the workers' nodes may have it."""
-    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
-    (folder / "here" / "train").mkdir(parents=True)
-    spec = {"name": "x", "base": {"model": "small-cnn"}, "grid": {"dataset": ["folder:here", "npz:mine", "digits"]}}
-    for where in ("/v1/experiments", "/v1/experiments?dry_run=true"):
-        answer = api.post(where, json=spec)
-        if database_url.startswith("sqlite"):
-            (problem,) = answer.json()["errors"]
-            assert (answer.status_code, problem["field"]) == (422, "dataset")
-            assert problem["message"].startswith("npz:mine needs datasets/mine.npz, which is not in the data folder")
-        else:
-            (warning,) = answer.json()["warnings"]
-            assert answer.is_success
-            assert warning.startswith("dataset npz:mine: datasets/mine.npz is needed: this service's data folder")
-    (folder / "mine.npz").touch()
-    once = {"Idempotency-Key": "once"}
-    stored = api.post("/v1/experiments", json=spec, headers=once).json()
-    assert stored["warnings"] == []
-    (folder / "mine.npz").unlink()
-    again = api.post("/v1/experiments", json=spec, headers=once)  # is answered as before: nothing was lacking then
-    assert (again.status_code, again.json()) == (201, stored)
-    assert again.headers["Location"] == f"/v1/experiments/{stored['id']}"
-    clone = api.post(f"/v1/experiments/{stored['id']}/clone")
-    assert clone.status_code == (422 if database_url.startswith("sqlite") else 201)
 
 
 def test_searches_are_warned_of_as_grids_are(api: TestClient, database: Database) -> None:

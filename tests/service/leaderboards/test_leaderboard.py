@@ -761,6 +761,30 @@ class TestQuestions:
         assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
 
     @MODES
+    def test_a_row_that_lacks_the_metric_of_a_seed_is_no_match_for_complete_ones(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        """Whether or not it has all results, and on whatever page it is."""
+        runs = [Run(cell, seed, robust=(8 * cell + seed) / 64) for cell in (0, 1) for seed in (0, 1)]
+        runs += [Run(7, 0, robust=0.9), Run(7, 1), Run(6, 0, robust=0.8), Run(6, 1)]
+        rank(runs)
+        asked: dict[str, Any] = {"metric": "robust_accuracy", "filters": Filters(tag=tag)}
+        found = ask(session, **asked)
+        whole = only_board(found)
+        assert [(row.cell, row.place, row.complete) for row in whole.rows] == [
+            ("cell 1", 1, True),
+            ("cell 0", 2, True),
+            ("cell 7", 3, True),
+            ("cell 6", 4, True),
+        ]
+        assert [row.best for row in whole.rows] == [["robust_accuracy"], [], [], []]
+        sheet = board_sheets(found, "digits", Metric.ROBUST_ACCURACY)[0]
+        assert "Rows that lack seeds (k of N) of what is ranked have places behind complete ones." in sheet.notes
+        first = only_board(ask(session, **asked, limit=1))
+        second = only_board(ask(session, **asked, limit=3, after=first.next))
+        assert [row.best for row in [*first.rows, *second.rows]] == [row.best for row in whole.rows]
+
+    @MODES
     def test_nor_of_complete_ones_that_have_none_of_what_is_judged(
         self, rank: Rank, session: Session, tag: str | None
     ) -> None:
@@ -951,7 +975,7 @@ class TestQuestions:
         found = ask(session, filters=Filters(tag=tag), sort="rank")
         sheet = board_sheets(found, "digits", Metric.ACCURACY)[0]
         assert [(row[0], row[1]) for row in sheet.rows] == [(2, 0), (1, 1)]
-        assert "Rows that lack seeds (k of N) have places behind complete ones." in sheet.notes
+        assert "Rows that lack seeds (k of N) of what is ranked have places behind complete ones." in sheet.notes
 
     @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:

@@ -177,7 +177,7 @@ class TestExpansion:
         monkeypatch.setattr(planner, "_MOST_BUILT", 0)
         spec = spec_of(base, grid)
         (said,) = planner.warnings(spec, expand_grid(spec, max_trials=3))
-        assert said.startswith("grid.model: unlike the first 0, 1 network of torchvision could not be tried: ")
+        assert said.startswith("grid.model: unlike the first 0, 1 network of torchvision could not be tried here: ")
 
     def test_what_needs_no_building_is_refused_of_every_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(planner, "_MOST_BUILT", 0)

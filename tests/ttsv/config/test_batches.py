@@ -37,6 +37,8 @@ def accepts(dataset: str, model: str, **training: object) -> bool:
         ("torchvision:resnet18", 32),
         ("torchvision:resnet18", 64),
         ("torchvision:squeezenet1_1", 32),
+        ("torchvision:regnet_x_400mf", 32),
+        ("torchvision:regnet_x_400mf", 33),
     ],
 )
 def test_what_is_accepted_is_what_can_be_trained_on_one_image(model: str, size: int) -> None:

@@ -1,6 +1,8 @@
 import io
+import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from ttsv.data import list_datasets, load_dataset, verify_dataset
+from ttsv.data import list_datasets, load_dataset, pictures, verify_dataset
+from ttsv.data.facts import own_info
 from ttsv.errors import DataError
 
 RANDOM = np.random.default_rng(3)
@@ -54,6 +57,7 @@ def test_archive_without_a_test_set_is_split(tmp_path: Path) -> None:
     save(tmp_path, x_train=pixels(40, 1, 5, 5), y_train=labels(40, 4).astype(np.uint8))
     data = load_dataset("npz:mine", tmp_path)
     assert data.split["images"] == {"train": 28, "validation": 4, "test": 8}
+    assert own_info("npz:mine", tmp_path / "datasets") == data.info
     assert data.train.labels.dtype == torch.int64
 
 
@@ -62,7 +66,7 @@ def test_archive_without_a_test_set_is_split(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("dtype", ["u1", "<f4", ">f4"])
 def test_layouts_and_types(tmp_path: Path, layout: str | None, dims: int, dtype: str) -> None:
-    x = pixels(30, 2, *[4] * dims)
+    x = pixels(30, 4, *[4] * dims)  # as many channels as rows: a shape does not say which axis they are
     if dtype != "u1":
         x = (x / np.float32(255)).astype(dtype)
     stored = np.moveaxis(x, 1, -1) if layout and layout.endswith("C") else x
@@ -72,6 +76,7 @@ def test_layouts_and_types(tmp_path: Path, layout: str | None, dims: int, dtype:
     assert data.info.dims == dims
     assert data.test.images.dtype == (torch.uint8 if dtype == "u1" else torch.float32)
     assert np.array_equal(data.test.images.numpy(), x[:3])
+    assert own_info("npz:mine", tmp_path / "datasets") == data.info
 
 
 GOOD: dict[str, Any] = {"x_train": pixels(30, 2, 6, 6), "y_train": labels(30)}
@@ -109,6 +114,9 @@ def test_what_is_wrong_is_said(tmp_path: Path, case: str) -> None:
     for call in (load_dataset, verify_dataset):
         with pytest.raises(DataError, match=message):
             call("npz:mine", tmp_path)
+    if case not in ("values above one", "not a number"):  # which headers do not show
+        with pytest.raises(DataError, match=message):
+            own_info("npz:mine", tmp_path / "datasets")
     assert not list((tmp_path / "datasets").glob("*.sha256.json"))
     assert [listed.info for listed in list_datasets(tmp_path) if listed.name == "npz:mine"] == [None]
 
@@ -150,8 +158,38 @@ def test_archive_that_claims_more_than_any_memory(tmp_path: Path) -> None:
     path = save(tmp_path, y_train=labels(30))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train.npy", buffer.getvalue())
-    with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
-        load_dataset("npz:mine", tmp_path)
+    for call in (load_dataset, lambda name, place: own_info(name, place / "datasets")):
+        with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
+            call("npz:mine", tmp_path)
+
+
+HEADERS = {
+    "nested without end": b"(" * 9000,
+    "none": b"",
+    "no shape": b"{'descr': '|u1', 'fortran_order': False, 'shape': 'abc'}",
+    "a negative size": b"{'descr': '|u1', 'fortran_order': False, 'shape': (-30, 2, 6, 6)}",
+    "a size of many digits": b"{'descr': '|u1', 'fortran_order': False, 'shape': (30, 2, 6, " + b"9" * 5000 + b")}",
+    "objects": b"{'descr': '|O', 'fortran_order': False, 'shape': (30, 2, 6, 6)}",
+    "too long": b" " * 60_000,
+    "no numbers": b"{'descr': '|u1', 'fortran_order': False, 'shape': \1: \2}",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_that_are_none(tmp_path: Path, header: str) -> None:
+    path, text = save(tmp_path, y_train=labels(30)), HEADERS[header]
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x_train.npy", b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(9000))
+    for call in (load_dataset, lambda name, place: own_info(name, place / "datasets")):
+        with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
+            call("npz:mine", tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "mine.npz")
+    with pytest.raises(FileNotFoundError):
+        own_info("npz:mine", tmp_path)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
@@ -162,7 +200,7 @@ def test_damaged_compression_is_named(tmp_path: Path, method: int) -> None:
     with zipfile.ZipFile(path, "a", method) as archive:
         archive.writestr("x_train.npy", buffer.getvalue())
         start = archive.infolist()[-1].header_offset + 30 + len("x_train.npy")
-    load_dataset("npz:mine", tmp_path)
+    assert own_info("npz:mine", tmp_path / "datasets") == load_dataset("npz:mine", tmp_path).info
     (tmp_path / "datasets" / "npz-mine.sha256.json").unlink()
     content = path.read_bytes()
     for at in range(start + 9, start + 40):
@@ -225,6 +263,7 @@ def test_folder_of_images(tmp_path: Path, channels: tuple[int, ...]) -> None:
     data = load_dataset("folder:pets", tmp_path)
     assert (data.info.classes, data.info.channels, data.info.image_size) == (3, 3 if channels else 1, 4)
     assert data.split["images"] == {"train": 27, "validation": 3, "test": 2}
+    assert own_info("folder:pets", tmp_path / "datasets") == data.info
     assert data.test.labels.tolist() == [1, 2]  # ant, cat, dog: a class may be missing among the test images
     expected = np.stack([drawn["test/cat/0.png"], drawn["test/dog/0.png"]])
     assert np.array_equal(data.test.images.permute(0, 2, 3, 1).squeeze(-1).numpy(), expected)
@@ -243,7 +282,20 @@ def test_mixed_colours_are_rgb(tmp_path: Path) -> None:
 
 def test_folder_without_a_test_part_is_split(tmp_path: Path) -> None:
     pets(tmp_path, test=False)
-    assert load_dataset("folder:pets", tmp_path).split["images"] == {"train": 21, "validation": 3, "test": 6}
+    data = load_dataset("folder:pets", tmp_path)
+    assert data.split["images"] == {"train": 21, "validation": 3, "test": 6}
+    assert own_info("folder:pets", tmp_path / "datasets") == data.info
+
+
+def test_a_large_folder_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One colour makes all images RGB; that all are grey is known once all were seen."""
+    pets(tmp_path, 3)
+    monkeypatch.setattr(pictures, "_MOST_FILES", 5)
+    found = own_info("folder:pets", tmp_path / "datasets")
+    assert found is not None
+    assert (found.classes, found.channels, found.image_size, found.parts) == (3, 3, 4, None)
+    pets(tmp_path)
+    assert own_info("folder:pets", tmp_path / "datasets") is None
 
 
 def test_wrong_images_are_named(tmp_path: Path) -> None:
@@ -314,5 +366,6 @@ def test_an_image_that_links_bring_twice_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_one_class_is_refused(tmp_path: Path) -> None:
     for number in range(20):
         draw(tmp_path, "train", "cat", f"{number}.png", pixels(4, 4))
-    with pytest.raises(DataError, match="1 classes; there must be 2"):
-        load_dataset("folder:pets", tmp_path)
+    for call in (load_dataset, lambda name, place: own_info(name, place / "datasets")):
+        with pytest.raises(DataError, match="1 classes; there must be 2"):
+            call("folder:pets", tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -10,7 +11,7 @@ from service.client import Client
 from workers.cli.__main__ import app
 
 Run = Callable[..., Result]
-SPEC = {
+SPEC: dict[str, Any] = {
     "name": "x",
     "base": {"dataset": "digits", "model": "small-cnn"},
     "grid": {"seed": [0, 1], "training.lr": [0.1]},
@@ -61,6 +62,13 @@ def test_what_is_said(run: Run, experiment: int) -> None:
         "experiment 1 is cancelled: 8 cancelled",
         "experiment 2 is queued: 8 queued",
     ]
+
+
+def test_warnings_are_said_of_what_is_made_of_an_experiment(run: Run, server: str) -> None:
+    with Client(server) as client:
+        client.submit({**SPEC, "base": {**SPEC["base"], "delta": 1.0}})
+    for command in (("clone", 1), ("extend", 1, "seed=7")):
+        assert run(*command).stderr.startswith("ttsv: warning: delta has an effect in no trial")
 
 
 def test_for_scripts(run: Run, experiment: int) -> None:

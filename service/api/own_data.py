@@ -1,0 +1,85 @@
+"""The user's own data sets as this service's data folder has them, which may be another than that of trials' nodes.
+
+One that is there and wrong is refused everywhere, and one that is not there where the database is SQLite: service and
+workers are on one machine then.
+"""
+
+from collections.abc import Iterable
+
+from service.errors import FieldProblem, SpecError
+from service.settings import Settings
+from ttsv.data.catalog import DatasetInfo, dataset_info, own_set
+from ttsv.data.facts import own_info
+from ttsv.errors import DataError
+
+_PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
+"""Kind of the user's own data sets -> where they lie in the data folder."""
+
+
+class OwnData:
+    """What a request asks of such sets: each is looked at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._data_dir = settings.data_dir
+        self._one_machine = settings.url.get_backend_name() == "sqlite"
+        self._found: dict[str, DatasetInfo | OSError | None] = {}
+
+    def facts(self, name: str) -> DatasetInfo | None:
+        """What is known of any data set. Raises `DataError` for one of the user's own that cannot be trained on."""
+        if own_set(name) is None:
+            return dataset_info(name)
+        found = self._look(name)
+        return None if isinstance(found, OSError) else found
+
+    def refuse(self, names: Iterable[str]) -> None:
+        """Raises `SpecError` for sets of the user's own that are wrong, or are not where all trials would run."""
+        problems = []
+        for name in sorted(filter(own_set, names)):
+            try:
+                found = self._look(name)
+            except DataError as error:
+                problems.append(FieldProblem("dataset", str(error)))
+                continue
+            if self._one_machine and isinstance(found, OSError):
+                fix = f"{_why(found)} the data folder; put it there, or name another data set"
+                problems.append(FieldProblem("dataset", f"{name} needs {_place(name)}, which {fix}"))
+        if problems:
+            raise SpecError(problems)
+
+    def warnings(self, names: Iterable[str]) -> list[str]:
+        """What is said of the others, of which not all is known here."""
+        said = []
+        for name in sorted(filter(own_set, names)):
+            found = self._look(name)
+            if isinstance(found, OSError):
+                where = f"which {_why(found)} this service's data folder; every node that runs a trial must have it"
+                said.append(f"dataset {name}: {_place(name)} is needed, {where}, and {_UNSEEN}")
+            elif found is None:
+                said.append(f"dataset {name}: {_UNSEEN}")
+        return said
+
+    def _look(self, name: str) -> DatasetInfo | OSError | None:
+        if name not in self._found:
+            try:
+                self._found[name] = own_info(name, self._data_dir / "datasets")
+            except OSError as error:
+                self._found[name] = error
+            except DataError as error:
+                raise DataError(str(error).replace(f"{self._data_dir}/", "")) from error
+        return self._found[name]
+
+
+_UNSEEN = "what its images are is known once a trial reads them: one whose network takes others fails at the start"
+
+
+def _place(name: str) -> str:
+    own = own_set(name)
+    assert own is not None
+    return _PLACES[own[0]].format(own[1])
+
+
+def _why(error: OSError) -> str:
+    """What is the matter with a file of the data folder, whose name follows."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "is not in"
+    return f"cannot be read ({error.strerror}) in"
