@@ -123,7 +123,7 @@ def tables_of(connection: Connection) -> list[Rows]:
     found, keys = inspector.get_multi_columns(), inspector.get_multi_pk_constraint()
 
     def described(name: str) -> Table:
-        key = (keys[None, name] or {"constrained_columns": []})["constrained_columns"]
+        key = keys[None, name]["constrained_columns"]
         columns = [Column(one["name"], one["type"], primary_key=one["name"] in key) for one in found[None, name]]
         return Table(name, MetaData(), *columns)
 
