@@ -112,8 +112,9 @@ def _judged(known: Sequence[int], columns: _Columns, metric: Metric, judged: int
         if not front or error < front[-1][1]:
             front.append(rows[place])
     if len(small) > 1:
-        places, *those = zip(*(row for row in zip(known, *columns, strict=True) if row[0] in small), strict=True)
-        alone, some_small = _judged(places, (those[0], those[1], those[2]), metric, judged)
+        kept = [place for place, index in enumerate(known) if index in small]
+        those = [counts[place] for place in kept], [means[place] for place in kept], [stds[place] for place in kept]
+        alone, some_small = _judged([known[place] for place in kept], those, metric, judged)
         beaten = small.difference(alone)
         found = [index for index in found if index not in beaten]
         some_beaten = some_beaten or some_small
@@ -157,7 +158,7 @@ def _is_beaten(
     for better in before:
         apart = (better[0] - mean) ** 2
         if apart <= close:
-            break
+            return False
         if _is_far(apart, better[1] + error, better, row) and (apart > visible or printed(better[0]) != printed(mean)):
             return True
     return False
@@ -173,7 +174,7 @@ def _scale(means: Iterable[float], stds: Iterable[float | None]) -> float:
 
 
 def _error_of(one: Measure, scale: float) -> _Error:
-    assert one.std is not None, "of one seed nothing is tested"
+    assert one.std is not None
     return one.mean * scale, (one.std * scale) ** 2 / one.seeds, one.seeds - 1
 
 
@@ -232,17 +233,13 @@ def chance(one: Measure, other: Measure) -> float:
     Values that do not deviate at all differ for certain where their means do.
     """
     scale = _scale((one.mean, other.mean), (one.std, other.std))
-    return _chance(*_statistic(_error_of(one, scale), _error_of(other, scale)))
-
-
-def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:
-    """The square of Welch's t, and its degrees of freedom."""
-    apart, error = one[0] - other[0], one[1] + other[1]
+    first, second = _error_of(one, scale), _error_of(other, scale)
+    apart, error = first[0] - second[0], first[1] + second[1]
     if apart == 0:
-        return 0.0, 1.0
+        return 1.0
     if error <= 0:
-        return math.inf, 1.0
-    return apart**2 / error, _freedom(one[1] / error, one[2], other[2])
+        return 0.0
+    return _chance(apart**2 / error, _freedom(first[1] / error, first[2], second[2]))
 
 
 def _freedom(share: float, one: int, other: int) -> float:

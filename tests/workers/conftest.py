@@ -212,7 +212,7 @@ def lab(tmp_path: Path, database: Database) -> Iterator[Lab]:
     """Workers of this lab start a cluster of their own."""
     settings = {
         "TTSV_DATA_DIR": str(tmp_path),
-        "TTSV_POLL_SECONDS": "0.1",
+        "TTSV_POLL_SECONDS": "0.2",
         "TTSV_BEAT_SECONDS": "1",
         "TTSV_LEASE_SECONDS": "15",
         "TTSV_WORKER_CPUS": "1",

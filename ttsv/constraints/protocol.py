@@ -52,7 +52,10 @@ class ConstraintState(TypedDict):
 
 
 class Constraint(Protocol):
-    """What a training loop calls."""
+    """Controls singular values in training: a term of the loss, and a projection of the weights after each step.
+
+    A training loop binds it to its network before the first step.
+    """
 
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Takes note of the model's layers; `input_size` (pixels) and `in_channels` are those of its images."""

@@ -49,7 +49,7 @@ class LayerSpectra:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """A network, evaluated.
+    """An evaluated network: what was measured of it, where, and at what cost.
 
     `environment` says where. `cost` and `layers` are None where they were not taken. `saved`, of a saved network: what
     its record begins with. `training`: what its record of the cost says of its training.

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What an evaluation gives.
+    """The numbers of one evaluation, and what they were made from.
 
     `columns`: the typed numbers of `ttsv.results.TrialResult`, by its names, None for what was not asked for.
     `results` is the whole record, JSON-ready, `protocol` how it was measured, `evidence` what it was made from.

@@ -689,6 +689,7 @@ class TestQuestions:
         ({"metric": "robust_accuracy"}, ["training.lr<=0.5"]),
     )
 
+    @pytest.mark.slow
     def test_bold_is_of_the_board_and_not_of_a_page(
         self, rank: Rank, session: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from service.leaderboards import significance
 from service.leaderboards.metrics import Measure, Metric, spread, unit_of
 from service.leaderboards.significance import LEVEL, chance, unbeaten
 from tests.lazily import lazily
@@ -27,6 +28,15 @@ def test_the_chance_is_scipys(one: Measure, other: Measure) -> None:
         one.mean, one.std, one.seeds, other.mean, other.std, other.seeds, equal_var=False
     ).pvalue
     assert chance(one, other) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("seeds", [2, 5, 5000])
+def test_means_that_hardly_differ_do_so_by_chance(seeds: int) -> None:
+    """There the continued fraction is taken from the other side: from this one it takes steps without end."""
+    one, other = (Measure(seeds, mean, 0.1, mean, mean) for mean in (0.5, 0.5 + 1e-8))
+    theirs = stats.ttest_ind_from_stats(0.5, 0.1, seeds, other.mean, 0.1, seeds, equal_var=False).pvalue
+    assert chance(one, other) == pytest.approx(theirs, abs=1e-6)
+    assert theirs > 0.999
 
 
 def test_means_without_deviation_differ_for_certain_or_not_at_all() -> None:
@@ -222,6 +232,31 @@ class TestUnbeaten:
         means = [least + digit * (place / 10 + 0.003) for place in places]
         rows = [Measure(seeds, mean, share * digit, mean, mean) for mean in means]
         assert unbeaten(rows, metric) == compared_each(rows, metric)
+
+    def test_means_are_printed_only_where_that_decides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A page of a board has forty columns. The first and the last one tell whether all are printed alike."""
+        printed: list[float] = []
+
+        def noted(mean: float, form: str) -> str:
+            printed.append(mean)
+            return format(mean, form)
+
+        monkeypatch.setattr(significance, "format", noted, raising=False)
+        rng = random.Random(1)
+
+        def prints(rows: list[Measure]) -> int:
+            printed.clear()
+            assert unbeaten(rows, Metric.ACCURACY) == compared_each(rows, Metric.ACCURACY)
+            assert len(printed) == len(set(printed)), "each once"
+            return len(printed)
+
+        digits = [Measure(3, 0.5 + 1.5e-4 * place, 1e-6, 0, 1) for place in range(50)]
+        sure = [Measure(3, 0.5 + rng.gauss(0, 0.02), 0.01, 0, 1) for _ in range(200)]
+        mixed = [Measure(rng.choice((2, 3, 5)), rng.gauss(0.5, 0.1), 10 ** rng.uniform(-3, -1), 0, 1) for _ in sure]
+        assert [prints(digits), prints(sure), prints(mixed)] == [2] * 3
+        assert prints([Measure(2, 0.5 + 1e-7 * place, 1e-12, 0, 1) for place in range(9)]) == 2
+        near = [Measure(2, mean, 1e-9, 0, 1) for mean in (0.50001, 0.50003, 0.4) for _ in range(4)]
+        assert prints(near) == 3
 
     def test_counts_of_small_networks_are_printed_whole(self) -> None:
         assert unbeaten([of(12_345, 12_345), of(12_400, 12_400), of(12_900, 12_900)], Metric.PARAMETERS) == [0]

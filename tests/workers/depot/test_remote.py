@@ -205,7 +205,7 @@ def test_a_full_disk_is_told_as_such(remote: RemoteFolder, monkeypatch: pytest.M
 def test_one_that_never_answers_is_an_error_of_the_machine(
     remote: RemoteFolder, stand_in: StandInRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remotes, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(remotes, "PATIENCE_SECONDS", 0.3)
     stand_in.happens = lambda method, arguments: "gone"
     with pytest.raises(OSError, match="does not answer") as caught:
         remote.size("trials/7/1/file")
