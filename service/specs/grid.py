@@ -57,7 +57,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         probed = _probe(spec, parts.base)
         return Plan([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
-    planner = Planner(_chooser(spec))
+    planner = _planner(spec)
     planned: dict[str, PlannedTrial] = {}
     for fields in _points(parts):
         try:
@@ -75,7 +75,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
         probed = _probe(spec, parts.base)
         return GridCount([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
-    planner = Planner(_chooser(spec))
+    planner = _planner(spec)
     cells: dict[str, PlannedCell] = {}
     seeds: dict[str, set[int]] = {}
     for fields, own in _seeded(parts):
@@ -269,7 +269,7 @@ def _check_search(spec: ExperimentSpec, base: FieldValues, problems: list[FieldP
 def _probe(spec: ExperimentSpec, base: FieldValues) -> Planner:
     """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
     assert spec.search is not None
-    source, planner = random.Random(0), Planner(_chooser(spec))
+    source, planner = random.Random(0), _planner(spec)
     space = domains(spec.search.space)
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
@@ -282,8 +282,9 @@ def _probe(spec: ExperimentSpec, base: FieldValues) -> Planner:
     return planner
 
 
-def _chooser(spec: ExperimentSpec) -> str | None:
-    return "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
+def _planner(spec: ExperimentSpec) -> Planner:
+    chooser = "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
+    return Planner(chooser, cards=spec.resources.gpus > 0)
 
 
 _REQUIRED = ("dataset", "model")

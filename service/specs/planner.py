@@ -84,11 +84,12 @@ class Planner:
 
     Ten thousand points of a grid share most of their parts, and many differ by their seeds alone: each part is made,
     and each cell worked out, once. `chooser`: the part of the spec (a search, a scheduler) that chooses among the
-    trials by what is measured after their epochs, if one does: that may not be the test images.
+    trials by what is measured after their epochs, if one does: that may not be the test images. `cards`: whether the
+    trials get GPUs.
     """
 
-    def __init__(self, chooser: str | None = None) -> None:
-        self._chooser = chooser
+    def __init__(self, chooser: str | None = None, *, cards: bool = True) -> None:
+        self._chooser, self._cards = chooser, cards
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, PlannedCell] = {}
         self._images: set[tuple[Any, ...]] = set()
@@ -147,6 +148,9 @@ class Planner:
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
+        if config.training.precision == "fp16" and not self._cards:
+            fix = "must be float32 where resources.gpus is 0: processors take many times as long for a step in fp16"
+            raise ConfigError("training.precision", "fp16", fix)
         divided = config.division.conv is not None, config.division.linear is not None
         projected = config.constraint == "clip", config.clipping.linear, *divided
         alone = config.leaves_one_alone
