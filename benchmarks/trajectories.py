@@ -1,8 +1,9 @@
 """Training by both programs, ours and the authors', from the same weights on the same batches, step by step.
 
-    python benchmarks/trajectories.py --authors DIR [--steps N] [--seed S] [--widths N W] [--quick]
+    python benchmarks/trajectories.py --authors DIR [--steps N] [--seed S] [--quick]
+        [--depth D] [--widths N W] [--channels N W] [--rank R]
 
-Both train the same layers: WRN-10-N (narrow, N = 1) and WRN-10-W (wide, W = 4), dense, TT with lambda_ort, clipped,
+Both train the same layers: WRN-D-N (WRN-10-1, narrow) and WRN-D-W (WRN-10-4, wide), dense, TT with lambda_ort, clipped,
 divided; and two stacked SOC or SOC-TT layers of few and of many channels, in float64 and in float32. Printed is, for
 every step, the difference of the losses, and after the last that of all weights, relative to their norm.
 
@@ -28,7 +29,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -50,12 +51,11 @@ from ttsv.models import create_model
 from ttsv.spectral.clipping import clip_conv
 from ttsv.training.optimizers import backward_and_step, make_optimizer
 
-DELTA, EVERY, BATCH_NORM, LR, DECAY, RANK = 0.5, 2, 2.0, 0.01, 1e-4, 4
-"""Of both sides: the bound of norms, steps between clips, batch norm's bound, SGD, TT ranks."""
-OURS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "soc": lambda i, o, s: SOC(i, o, 3, s),
-    "soc-tt": lambda i, o, s: SOCTT(i, o, 3, RANK, s),
-}
+DELTA, EVERY, BATCH_NORM, LR, DECAY = 0.5, 2, 2.0, 0.01, 1e-4
+"""Of both sides: the bound of norms, steps between clips, batch norm's bound, SGD."""
+STACKED = ("soc", "soc-tt")
+RECORDED = {"seed": 0, "depth": 10, "widths": (1, 4), "channels": (6, 64), "rank": 4}
+"""The options' defaults, of which there is a record."""
 
 
 class Switch(StrEnum):
@@ -76,6 +76,8 @@ class Case:
     width: int
     method: str = "none"
     on: tuple[Switch, ...] = ()
+    depth: int = 10
+    rank: int = 4
 
     @property
     def lambda_ort(self) -> float:
@@ -85,7 +87,7 @@ class Case:
     @property
     def stacked(self) -> bool:
         """Whether the network is two layers, not a WRN."""
-        return self.layer.startswith("soc")
+        return self.layer in STACKED
 
     def __str__(self) -> str:
         """As it is printed and recorded."""
@@ -102,14 +104,18 @@ def cases(width: int, channels: int, dtype: torch.dtype) -> list[Case]:
     switches: list[tuple[Switch, ...]] = [(), (Switch.NO_QR,), (Switch.SWAPPED,), (Switch.NO_QR, Switch.SWAPPED)]
     found += [Case("tt", width, "clip", on + (double if on else ())) for on in switches]
     found += [Case("dense", width, "divide", on) for on in ((), (Switch.NOISE,))]
-    return found + [Case(layer, channels, on=on) for layer in OURS for on in ((), (Switch.FOUR_NORMS,))]
+    return found + [Case(layer, channels, on=on) for layer in STACKED for on in ((), (Switch.FOUR_NORMS,))]
 
 
 def main() -> int:
     shared = parser(__doc__, authors=True)
     shared.add_argument("--steps", type=int, default=4)
-    shared.add_argument("--seed", type=int, default=0, help="of weights, images and noise")
-    shared.add_argument("--widths", type=int, nargs=2, default=(1, 4), help="of the two WRN-10")
+    shared.add_argument("--seed", type=int, help="of weights, images and noise")
+    shared.add_argument("--depth", type=int, help="of the two WRNs: 10, 16, 22 and so on")
+    shared.add_argument("--widths", type=int, nargs=2, help="of the two WRNs")
+    shared.add_argument("--channels", type=int, nargs=2, help="of the two stacks of SOC layers, even")
+    shared.add_argument("--rank", type=int, help="of TT and SOC-TT layers, below all of these")
+    shared.set_defaults(**RECORDED)
     options = shared.parse_args()
     torch.set_num_threads(1)
     if options.authors is None and not options.quick:
@@ -117,18 +123,20 @@ def main() -> int:
         return 0
     steps = 2 if options.quick else options.steps
     record: dict[str, Any] = {"unit": "relative difference of all weights after the last step", "steps": steps}
-    sizes = {"narrow": (options.widths[0], 6), "wide": (options.widths[1], 64)}
+    sizes = dict(zip(("narrow", "wide"), zip(options.widths, options.channels, strict=True), strict=True))
     for dtype in (torch.float64,) if options.quick else (torch.float64, torch.float32):
         name = str(dtype).removeprefix("torch.")
         record[name] = {}
         for size, (width, channels) in sizes.items():
             record[name][size] = {}
             for case in cases(width, channels, dtype) if size == "narrow" or not options.quick else ():
+                case = replace(case, depth=options.depth, rank=options.rank)
                 losses, weights = compare(case, dtype, steps, options.seed, options.authors)
                 shown = " ".join(f"{loss:.1e}" for loss in losses)
                 print(f"{name} {size} {case}: losses differ by {shown}; weights by {weights:.1e}", flush=True)
                 record[name][size][str(case)] = float(f"{weights:.2g}")
-    if not options.quick and (options.seed, *options.widths) == (0, 1, 4):
+    asked = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}
+    if not options.quick and RECORDED.items() <= asked.items():
         keep("trajectories", f"python benchmarks/trajectories.py --authors DIR --steps {steps}", record)
     return 0
 
@@ -273,10 +281,14 @@ def our_side(case: Case, seed: int) -> tuple[nn.Module, Step]:
     """Our network and training step."""
     torch.manual_seed(seed + 1)
     if case.stacked:
-        model: nn.Module = Stack(OURS[case.layer], case.width, 2)
+        kinds: dict[str, Callable[[int, int, int], nn.Module]] = {
+            "soc": lambda i, o, s: SOC(i, o, 3, s),
+            "soc-tt": lambda i, o, s: SOCTT(i, o, 3, case.rank, s),
+        }
+        model: nn.Module = Stack(kinds[case.layer], case.width, 2)
     else:
-        rank = RANK if case.layer == "tt" else None
-        model = create_model(f"wrn10-{case.width}", num_classes=10, layer=case.layer, rank=rank, mean=[0.0], std=[1.0])
+        name, rank = f"wrn{case.depth}-{case.width}", case.rank if case.layer == "tt" else None
+        model = create_model(name, num_classes=10, layer=case.layer, rank=rank, mean=[0.0], std=[1.0])
     if Switch.FOUR_NORMS in case.on:
         for layer in [layer for layer in model.modules() if isinstance(layer, SOC)]:
             FourNorms.become(layer)
@@ -325,13 +337,13 @@ def their_side(case: Case, ours: nn.Module, seed: int) -> tuple[nn.Module, Step]
     if case.stacked:
         theirs: dict[str, Callable[[int, int, int], nn.Module]] = {
             "soc": lambda i, o, s: skew.SOC(i, o, 3, s),
-            "soc-tt": lambda i, o, s: sott.SOTT(i, o, 3, RANK, s, 1),
+            "soc-tt": lambda i, o, s: sott.SOTT(i, o, 3, case.rank, s, 1),
         }
         model: nn.Module = Stack(theirs[case.layer], case.width, 2)
     else:
-        model = wide.wide_resnet(10, case.width, 0, 10, conv_shortcut=False)
+        model = wide.wide_resnet(case.depth, case.width, 0, 10, conv_shortcut=False)
         if case.layer == "tt":
-            tt.conv2tt(model, decomposition_rank=RANK)
+            tt.conv2tt(model, decomposition_rank=case.rank)
     give_weights(ours, model)
     sizes = output_sizes(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=DECAY)

@@ -58,7 +58,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset
         probed = _probe(spec, parts.base, facts)
         return Plan([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
-    planner = Planner(_chooser(spec), facts)
+    planner = _planner(spec, facts)
     planned: dict[str, PlannedTrial] = {}
     for fields in _points(parts):
         try:
@@ -76,7 +76,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset_
         probed = _probe(spec, parts.base, facts)
         return GridCount([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
-    planner = Planner(_chooser(spec), facts)
+    planner = _planner(spec, facts)
     cells: dict[str, PlannedCell] = {}
     seeds: dict[str, set[int]] = {}
     for fields, own in _seeded(parts):
@@ -272,7 +272,7 @@ def _check_search(spec: ExperimentSpec, base: FieldValues, problems: list[FieldP
 def _probe(spec: ExperimentSpec, base: FieldValues, facts: Facts) -> Planner:
     """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
     assert spec.search is not None
-    source, planner = random.Random(0), Planner(_chooser(spec), facts)
+    source, planner = random.Random(0), _planner(spec, facts)
     space = domains(spec.search.space)
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
@@ -287,8 +287,9 @@ def _probe(spec: ExperimentSpec, base: FieldValues, facts: Facts) -> Planner:
     return planner
 
 
-def _chooser(spec: ExperimentSpec) -> str | None:
-    return "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
+def _planner(spec: ExperimentSpec, facts: Facts) -> Planner:
+    chooser = "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
+    return Planner(chooser, facts, cards=spec.resources.gpus > 0)
 
 
 _REQUIRED = ("dataset", "model")

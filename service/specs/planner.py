@@ -91,12 +91,11 @@ class Planner:
     Ten thousand points of a grid share most of their parts, and many differ by their seeds alone: each part is made,
     and each cell worked out, once. `chooser`: the part of the spec (a search, a scheduler) that chooses among the
     trials by what is measured after their epochs, if one does: that may not be the test images. `facts`: what is known
-    of a data set.
+    of a data set. `cards`: whether the trials get GPUs.
     """
 
-    def __init__(self, chooser: str | None = None, facts: Facts = dataset_info) -> None:
-        self._chooser = chooser
-        self._facts = facts
+    def __init__(self, chooser: str | None = None, facts: Facts = dataset_info, *, cards: bool = True) -> None:
+        self._chooser, self._facts, self._cards = chooser, facts, cards
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, PlannedCell] = {}
         self._images: set[tuple[Any, ...]] = set()
@@ -163,6 +162,9 @@ class Planner:
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
+        if config.training.precision == "fp16" and not self._cards:
+            fix = "must be float32 where resources.gpus is 0: processors take many times as long for a step in fp16"
+            raise ConfigError("training.precision", "fp16", fix)
         divided = config.division.conv is not None, config.division.linear is not None
         projected = config.constraint == "clip", config.clipping.linear, *divided
         alone = config.leaves_one_alone(info)

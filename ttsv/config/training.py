@@ -40,7 +40,7 @@ class TrainingConfig(Checked):
     )
     precision: str = field(
         "float32",
-        "of forward and backward passes: float32, bf16, fp16; constraints and evaluation are in float32 or better",
+        "of forward and backward passes: float32, bf16, fp16 (GPUs); constraints and evaluation: float32 or better",
         OneOf(PRECISIONS),
     )
     tf32: bool = field(

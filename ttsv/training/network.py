@@ -58,7 +58,7 @@ def train_network(
     """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`.
 
     `alias`: a fingerprint by which an earlier version knew the same trial, whose checkpoints are gone on from, too.
-    Raises `ConfigError` for bf16 on a processor that has no instructions for it.
+    Raises `ConfigError` for fp16 on a processor, and for bf16 on one that has no instructions for it.
     """
     _check_precision(config, device)
     arguments, constraint = model_arguments(config, data), make_constraint(config)
@@ -101,12 +101,17 @@ def _where(device: torch.device) -> str:
 
 def _check_precision(config: TrialConfig, device: torch.device) -> None:
     """Less precision is for speed, and a trial says what it was computed in: it is refused rather than changed."""
-    if device.type == "cpu" and config.training.precision == "bf16" and computes_bf16() is False:
-        fix = (
-            f"must be float32 here: this processor ({instruction_set()}) has no instructions for bf16, in which a step "
-            "would take many times as long; or train on a GPU (resources.gpus)"
-        )
-        raise ConfigError("training.precision", "bf16", fix)
+    precision = config.training.precision
+    if device.type != "cpu" or precision == "float32" or (precision == "bf16" and computes_bf16() is not False):
+        return
+    lacking = "has no instructions for bf16"
+    if precision == "fp16":
+        lacking = "gets no fast gradients of convolutions in fp16 from torch, as none does"
+    fix = (
+        f"must be float32 here: this processor ({instruction_set()}) {lacking}: a step would take many times as "
+        "long; or train on a GPU (resources.gpus)"
+    )
+    raise ConfigError("training.precision", precision, fix)
 
 
 def _said(config: TrialConfig, progress: Progress, device: torch.device) -> dict[str, str]:

@@ -300,6 +300,22 @@ class TestProblems:
             assert problem.field == "training.validation"
             assert problem.message.startswith(f"must be held-out: `{next(iter(chooser))}` would choose among trials")
 
+    def test_fp16_is_for_cards(self) -> None:
+        """No processor trains in it in less than many times the time; what a search draws is looked at, too."""
+        drawn = {"algorithm": "random", "trials": 9, "space": {"seed": {"choice": [0, 1]}}}
+        for chooser in ({"grid": {"seed": [0, 1]}}, {"search": drawn}):
+            for gpus in (0, 0.5):
+                spec = {"spec_version": 2, "name": "t", "base": BASE | {"training": {"precision": "fp16"}}, **chooser}
+                parsed = ExperimentSpec.model_validate(spec | {"resources": {"gpus": gpus}})
+                if gpus:
+                    expand_grid(parsed, max_trials=10)
+                    continue
+                with pytest.raises(SpecError) as caught:
+                    expand_grid(parsed, max_trials=10)
+                (problem,) = caught.value.problems
+                assert problem.field == "training.precision"
+                assert problem.message.startswith("must be float32 where resources.gpus is 0")
+
     def test_a_nested_field_conflicts_with_its_axis(self) -> None:
         found = problems_of(BASE | {"training": {"lr": 0.1}}, {"training.lr": [0.2]})
         assert found == {"grid.training.lr": "is set in base too; remove it here or base.training.lr"}

@@ -62,23 +62,31 @@ def test_other_machines(flags: Flags) -> None:
     assert (computes_bf16({}), instruction_set({})) == (False, "asimd")
 
 
-@pytest.mark.parametrize(("shown", "refused"), [(AVX2, True), (f"{AVX512} avx512_bf16", False)])
-def test_bf16_is_refused_at_the_start_where_it_is_far_slower(
-    flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, refused: bool
+@pytest.mark.parametrize(
+    ("precision", "shown", "refused"),
+    [
+        ("bf16", AVX2, "(avx2)"),
+        ("bf16", f"{AVX512} avx512_bf16", ""),
+        ("fp16", f"{AVX512} avx512_bf16", "(avx512_bf16)"),
+    ],
+)
+def test_less_precision_is_refused_at_the_start_where_it_is_far_slower(
+    flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, shown: str, refused: str
 ) -> None:
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("ttsv.training.network.fit", lambda *_, **__: iter([]))
     flags(shown)
-    training = {"precision": "bf16", "epochs": 1, "steps": 1}
+    training = {"precision": precision, "epochs": 1, "steps": 1}
     config = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": training})
 
     def started() -> None:
         next(run_trial(config, data_dir=tmp_path, folder=tmp_path / "t", device="cpu"))
 
     if refused:
-        with pytest.raises(ConfigError, match=r"precision = 'bf16': must be float32 here.*\(avx2\)") as caught:
+        with pytest.raises(ConfigError, match=f"precision = '{precision}': must be float32 here") as caught:
             started()
+        assert refused in str(caught.value)
         assert caught.value.failure == "bad_config"
     else:
         with pytest.raises(AttributeError):  # of what stands in for the training, which begins
