@@ -78,7 +78,8 @@ def _fields(error: ErrorDetails, body: Any) -> list[FieldProblem]:
         message += f", not {shown(value)}"
     if kind == "enum" and isinstance(value, str):
         names = re.findall(r"'([^']*)'", str(told["expected"]))
-        message += "".join(f"; the nearest is {near}" for near in difflib.get_close_matches(value.lower(), names, 1))
+        near = difflib.get_close_matches(value.lower(), names, 1)  # before a list that may be long
+        message = "".join(f"the nearest is {name}; " for name in near) + message
     return [FieldProblem(path, message)]
 
 
