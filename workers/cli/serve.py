@@ -120,8 +120,9 @@ def worker(
     time_given = job_time.allocation(time_limit, os.environ, until_idle=until_idle)
     refuse_half_restored(settings)
     database = Database(settings.url)
+    webhooks = WebhookSender(settings, database)  # says what is wrong in the settings
     refuse_unmigrated(database, newer=False)
-    with WebhookSender(settings, database), Upkeep(settings, database):
+    with webhooks, Upkeep(settings, database):
         unfinished = Worker(settings, database, allocation=time_given).run()
     if unfinished:
         if not requeue:
