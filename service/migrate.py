@@ -97,14 +97,20 @@ def refuse_absent(url: URL) -> None:
         )
 
 
-def refuse_unmigrated(database: Database) -> None:
-    """Raises `UserError` for a database that answers, and whose schema is not the one that this code needs."""
+def refuse_unmigrated(database: Database, *, newer: bool = True) -> None:
+    """Raises `UserError` for a database that answers, and whose schema is not the one that this code needs.
+
+    `newer`: also for one that newer code has migrated, in which workers of the version before go on.
+    """
     try:
         fault = fault_of(database)
     except OperationalError:  # it is away: the API says so until it is back
         return
-    if fault is not None:
+    if fault is not None and (newer or _NEWER not in fault):
         raise UserError(f"the database is not ready: {fault}")
+
+
+_NEWER = "of a newer version than this code"
 
 
 def fault_of(database: Database) -> str | None:
@@ -115,7 +121,7 @@ def fault_of(database: Database) -> str | None:
     with database.engine.connect() as connection:
         head = MigrationContext.configure(connection).get_current_revision()
         if head is not None and head not in _revisions():
-            return f"at {head}, of a newer version than this code: run `pip install --upgrade .`"
+            return f"at {head}, {_NEWER}: run `pip install --upgrade .`"
         return schema_fault(connection, head)
 
 

@@ -14,7 +14,7 @@ from service.queue import nodes
 from service.schemas.dry_runs import SHOWN, DryMemory, DryRange, DryRanges, DryRunOut, DryTotals, DryTrialOut
 from service.schemas.trials import ColumnOut
 from service.specs.columns import Columns, columns_of
-from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial
+from service.specs.planner import CellCount, Facts, GridCount, Plan, PlannedTrial
 from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import Checked, TrialFields
 
@@ -80,13 +80,21 @@ def taken_of_cards(
 
 
 def dry_run(
-    database: Database, spec: ExperimentSpec, plan: Plan | GridCount, said: list[str], project_id: int | None
+    database: Database,
+    spec: ExperimentSpec,
+    plan: Plan | GridCount,
+    said: list[str],
+    project_id: int | None,
+    facts: Facts,
 ) -> DryRunOut:
-    """The trials of a spec with what they would cost, by what trials of the project took; and what is `said` of it."""
+    """The trials of a spec with what they would cost, by what trials of the project took; and what is `said` of it.
+
+    `facts`: what is known of data sets.
+    """
     cells = plan.cells
     memories, advice = taken_of_cards(database, spec, cells, project_id)
     with database.read() as session:
-        estimator = Estimator(session, (cell.config for cell in cells), project_id)
+        estimator = Estimator(session, (cell.config for cell in cells), project_id, facts)
     estimates = [estimator.estimate(cell.config) for cell in cells]
     trials = [
         DryTrialOut(

@@ -1,5 +1,6 @@
 """/v1/leaderboards."""
 
+import difflib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -248,7 +249,9 @@ def metrics_named(field: str, names: str | None) -> tuple[Metric, ...]:
     """The metrics that a parameter names; raises `QueryError`."""
     listed = list(dict.fromkeys(names.split(","))) if names else []
     if unknown := [name for name in listed if name not in set(Metric)]:
-        fix = f"there is no metric {unknown[0]!r}; there are {', '.join(Metric)}"
+        near = difflib.get_close_matches(unknown[0].lower(), list(Metric), 1)
+        nearest = "".join(f" the nearest is {name};" for name in near)
+        fix = f"there is no metric {unknown[0]!r};{nearest} there are {', '.join(Metric)}"
         if "all" in unknown and field == "metrics":
             fix = "`all` stands alone: it has every metric"
         raise QueryError([FieldProblem(field, fix)])

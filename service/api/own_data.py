@@ -41,7 +41,8 @@ class OwnData:
                 problems.append(FieldProblem("dataset", str(error)))
                 continue
             if self._one_machine and isinstance(found, OSError):
-                fix = f"{_why(found)} the data folder; put it there, or name another data set"
+                remedy = "put it there" if _is_absent(found) else "let this service read it"
+                fix = f"{_why(found)} the data folder; {remedy}, or name another data set"
                 problems.append(FieldProblem("dataset", f"{name} needs {_place(name)}, which {fix}"))
         if problems:
             raise SpecError(problems)
@@ -78,8 +79,10 @@ def _place(name: str) -> str:
     return _PLACES[own[0]].format(own[1])
 
 
+def _is_absent(error: OSError) -> bool:
+    return isinstance(error, FileNotFoundError | NotADirectoryError)
+
+
 def _why(error: OSError) -> str:
     """What is the matter with a file of the data folder, whose name follows."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "is not in"
-    return f"cannot be read ({error.strerror}) in"
+    return "is not in" if _is_absent(error) else f"cannot be read ({error.strerror}) in"

@@ -138,4 +138,4 @@ class SpecSubmission(Submission):
         expand = count_grid if self.summary else expand_grid
         plan: Plan | GridCount = expand(spec, max_trials=self.settings.max_trials, facts=self.own.facts)
         said = [*self.said(spec, plan), *bf16_warnings(self.database, spec, plan)]
-        return dry_run(self.database, spec, plan, said, self.who.project_id)
+        return dry_run(self.database, spec, plan, said, self.who.project_id, self.own.facts)

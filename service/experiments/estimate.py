@@ -12,8 +12,9 @@ from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Trial
+from service.specs.planner import Facts
 from ttsv.config.trial import TrialConfig
-from ttsv.data.catalog import dataset_info, training_images
+from ttsv.data.catalog import DatasetInfo, dataset_info, training_images
 from ttsv.errors import ConfigError
 from ttsv.models.counts import Cost, network_cost
 
@@ -47,18 +48,29 @@ class _Measured:
 
 
 class Estimator:
-    """Estimates the trials of one spec, from what the trials of a project (None: of all) measured."""
+    """Estimates the trials of one spec, from what the trials of a project (None: of all) measured.
 
-    def __init__(self, session: Session, trials: Iterable[TrialConfig], project_id: int | None = None) -> None:
+    `facts`: what is known of data sets.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        trials: Iterable[TrialConfig],
+        project_id: int | None = None,
+        facts: Facts = dataset_info,
+    ) -> None:
+        self._facts = facts
         wanted = {key_of(config) for config in trials}
         self._measured = _newest(session, wanted, project_id)
         self._any = _largest_of_all(session, project_id)
 
     def estimate(self, config: TrialConfig) -> Estimate:
         """One trial's."""
-        cost = _cost(*key_of(config))
+        info = self._facts(config.dataset)
+        cost = _cost(info, *key_of(config))
         reasons = [cost.reason] if cost.reason else []
-        images = training_images(config.dataset, config.training.validation)
+        images = training_images(config.dataset, config.training.validation, info)
         steps = None
         if images is None:
             reasons.append(f"how many images {config.dataset} has is known once it is read")
@@ -105,8 +117,7 @@ _FARTHEST = 100
 
 
 @cache
-def _cost(dataset: str, model: str, layer: str, rank: float | None) -> Cost:
-    info = dataset_info(dataset)
+def _cost(info: DatasetInfo | None, dataset: str, model: str, layer: str, rank: float | None) -> Cost:
     if info is None:
         return Cost(reason=f"the images of {dataset} are known once they are read")
     try:

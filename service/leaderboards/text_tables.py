@@ -148,7 +148,11 @@ def _column(cells: Sequence[Cell]) -> list[str | Measured]:
         for index, cell in enumerate(cells)
         if isinstance(cell, int | float) and not isinstance(cell, bool)
     }
-    printed = dict(zip(numbers, number_texts(list(numbers.values())), strict=True))
+    printed: dict[int, str] = {}
+    # Of a rank whole numbers are channels and fractions a share of them: neither has the other's digits.
+    for whole in (True, False):
+        mine = {index: number for index, number in numbers.items() if (type(cells[index]) is int) == whole}
+        printed |= dict(zip(mine, number_texts(list(mine.values())), strict=True))
     return [
         printed[index] if index in printed else cell if isinstance(cell, Measured) else _plain(cell)
         for index, cell in enumerate(cells)

@@ -143,7 +143,8 @@ def _domain_fix(info: FieldInfo, drawn: Mapping[str, Any]) -> str | None:
         return f"{kind} must be two numbers, [low, high], not {shown(values)}"
     low, high = values
     if kind == "int" and not (type(low) is int and type(high) is int and max(-low, high) <= LARGEST):
-        return f"int must be two whole numbers within ±{LARGEST}, not {shown(values)}"
+        beyond = next((fix for value in values if type(value) is int and (fix := value_fix(info, value))), None)
+        return beyond or f"int must be two whole numbers within ±{LARGEST}, not {shown(values)}"
     if not all(abs(v) < 2**1000 for v in values) or not low < high:
         return f"{kind} must be finite, the first number below the second, not {shown(values)}"
     if kind == "loguniform" and low <= 0:

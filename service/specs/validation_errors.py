@@ -1,6 +1,8 @@
 """What Pydantic finds wrong with a request, in the words of who wrote it: the field, what would be right, the value."""
 
+import difflib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,7 +77,13 @@ def _fields(error: ErrorDetails, body: Any) -> list[FieldProblem]:
     # Limits of numbers with a point come as such, and are written as they were set: 0, not 0.0.
     told = {name: int(one) if type(one) is float and one.is_integer() else one for name, one in context.items()}
     message = WORDS.get(context.get("pattern", ""), words.format(**told))
-    return [FieldProblem(path, message if kind in _SAY_NO_VALUE else f"{message}, not {shown(value)}")]
+    if kind not in _SAY_NO_VALUE:
+        message += f", not {shown(value)}"
+    if kind == "enum" and isinstance(value, str):
+        names = re.findall(r"'([^']*)'", str(told["expected"]))
+        near = difflib.get_close_matches(value.lower(), names, 1)  # before a list that may be long
+        message = "".join(f"the nearest is {name}; " for name in near) + message
+    return [FieldProblem(path, message)]
 
 
 def _path(loc: Sequence[str | int], body: Any) -> str:

@@ -67,8 +67,9 @@ class TestFolder:
 
 
 class TestUnmigrated:
-    def test_the_api_names_the_command(self, tmp_path: Path) -> None:
-        line = said(("api",), TTSV_DATA_DIR=str(tmp_path))
+    @pytest.mark.parametrize("command", ["api", "worker"])
+    def test_the_command_is_named(self, tmp_path: Path, command: str) -> None:
+        line = said((command,), TTSV_DATA_DIR=str(tmp_path))
         assert "the database is not ready: at None, this code needs " in line
         assert line.endswith("run `ttsv migrate`")
 
@@ -83,6 +84,12 @@ class TestUnmigrated:
         refuse_unmigrated(database)
         database.write(lambda session: session.execute(text("ALTER TABLE results DROP COLUMN brier")))
         with pytest.raises(UserError, match="no column for brier: run `ttsv migrate`"):
+            refuse_unmigrated(database)
+
+    def test_workers_of_the_version_before_go_on(self, database: Database) -> None:
+        database.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = 'next'")))
+        refuse_unmigrated(database, newer=False)
+        with pytest.raises(UserError, match="at next, of a newer version than this code"):
             refuse_unmigrated(database)
 
     def test_one_that_is_away_may_come_back(self, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ kinds: `synthetic:SHAPE:CLASSES:IMAGES`, made of noise; `npz:NAME` and `folder:N
 known only once they are loaded.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Iterable
@@ -161,7 +162,10 @@ class DatasetName:
         if value in DATASETS or own_set(value):
             return None
         shape = synthetic_shape(value)
-        return _CHOICES if shape is None else _synthetic_fix(shape)
+        if shape is not None:
+            return _synthetic_fix(shape)
+        near = difflib.get_close_matches(value.lower(), DATASETS, 1)
+        return _CHOICES + "".join(f"; the nearest is {name}" for name in near)
 
     def schema(self) -> dict[str, Any]:
         """As JSON schema (which cannot say how large a synthetic set may be)."""

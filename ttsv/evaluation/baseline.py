@@ -26,6 +26,8 @@ class Baseline:
             record = CorruptionRecord(**json.loads(content)["corruptions"])
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; let who runs trials read it") from error
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is cut or altered ({error!r}): remove it, and store the baseline again") from error
         return cls(record=record, sha256=hashlib.sha256(content).hexdigest())

@@ -104,6 +104,7 @@ def worker(
     Ends with 75 where its time was over before the work, unless the job was queued again.
     """
     from service.database.engine import Database
+    from service.migrate import refuse_unmigrated
     from service.observability import configure_logging
     from service.settings import Settings
     from service.upkeep.restore import refuse_half_restored
@@ -119,7 +120,9 @@ def worker(
     time_given = job_time.allocation(time_limit, os.environ, until_idle=until_idle)
     refuse_half_restored(settings)
     database = Database(settings.url)
-    with WebhookSender(settings, database), Upkeep(settings, database):
+    webhooks = WebhookSender(settings, database)  # says what is wrong in the settings
+    refuse_unmigrated(database, newer=False)
+    with webhooks, Upkeep(settings, database):
         unfinished = Worker(settings, database, allocation=time_given).run()
     if unfinished:
         if not requeue:

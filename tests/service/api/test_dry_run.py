@@ -18,7 +18,7 @@ from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.leases import Lease
 from service.schemas.dry_runs import SHOWN
 from ttsv.config.trial import TrialConfig
-from ttsv.data import load_dataset
+from ttsv.data import archive, load_dataset
 from ttsv.data.catalog import training_images
 
 SPEC: dict[str, Any] = {
@@ -167,11 +167,15 @@ class TestSummary:
         assert (found["trials"], found["trial_count"] > 5) == ([], True)
 
 
-def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None:
+def test_networks_that_are_known_only_once_built(sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     folder: Path = sqlite_api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
     folder.mkdir()
     np.savez(folder / "mine.npz", x_train=np.zeros((40, 3, 32, 32), np.uint8), y_train=np.arange(40) % 2)
     base = SPEC["base"] | {"model": "torchvision:resnet18", "dataset": "npz:mine"}
+    (trial,) = sqlite_api.post("/v1/experiments?dry_run=true", json={"name": "x", "base": base}).json()["trials"]
+    assert (trial["parameters"], trial["steps"], trial["seconds"]) == (None, 3, None)
+    assert trial["reasons"][0] == "the layers of torchvision:resnet18 are known once it is built"
+    monkeypatch.setattr(archive, "_MOST_LABELS", 9)
     (trial,) = sqlite_api.post("/v1/experiments?dry_run=true", json={"name": "x", "base": base}).json()["trials"]
     assert (trial["parameters"], trial["steps"], trial["seconds"]) == (None, None, None)
     assert len(trial["reasons"]) == 2

@@ -414,7 +414,10 @@ class TestLeaderboard:
     def test_refusals(self, api: TestClient) -> None:
         body = problem(api.get("/v1/leaderboards/imagenet"), 404)
         assert body["detail"].startswith("there is no data set 'imagenet': the name must be one of digits, cifar10")
-        problem(api.get("/v1/leaderboards/digits?metric=speed"), 422, "metric")
+        assert problem(api.get("/v1/leaderboards/digitz"), 404)["detail"].endswith("; the nearest is digits")
+        for asked in ("metric", "metrics"):
+            (wrong,) = problem(api.get(f"/v1/leaderboards/digits?{asked}=acuracy"), 422, asked)["errors"]
+            assert "the nearest is accuracy" in wrong["message"]
         problem(api.get("/v1/leaderboards/digits?experiment=0"), 422, "experiment")
         problem(api.get("/v1/leaderboards/digits?experiment=7"), 404)
         problem(api.get(f"/v1/leaderboards/{'x' * 201}"), 422, "dataset")

@@ -84,7 +84,7 @@ def test_what_cannot_be_seen_is_refused_on_one_machine_and_said_of_others(
         monkeypatch.setattr(own_data, "own_info", mock.Mock(side_effect=error))
         if database_url.startswith("sqlite"):
             found = refused(api, spec)
-            fix = "put it there, or name another data set"
+            fix = ("put it there" if why == "is not in" else "let this service read it") + ", or name another data set"
             assert found == ("dataset", f"npz:mine needs datasets/mine.npz, which {why} the data folder; {fix}")
         else:
             (warning,) = api.post(POSTED[1], json=spec).json()["warnings"]

@@ -21,6 +21,7 @@ from service.leaderboards.text_tables import (
     Cell,
     Measured,
     Sheet,
+    column_texts,
     defused,
     escape_latex,
     escape_markdown,
@@ -107,6 +108,9 @@ class TestMarkdown:
         assert "\n" not in escaped
         assert not re.search(r"(?<!\\)[|`*_\[\]~#]", escaped)
         assert escaped.isprintable()
+
+    def test_channels_and_a_share_of_them_have_no_digits_in_common(self) -> None:
+        assert column_texts([8, 0.5, None, 0.25, 192]) == ["8", "0.50", "-", "0.25", "192"]
 
     def test_columns_are_equal(self) -> None:
         lines = [line for line in to_markdown([sheet(HOSTILE)]).splitlines() if line.startswith("|")]

@@ -482,6 +482,10 @@ def test_a_damaged_baseline_is_said_before_training(corruptions: str, cifar: Dat
     baseline_path(tmp_path, "cifar10").write_text("{")
     with pytest.raises(DataError, match=r"cut or altered .*: remove it, and store the baseline again"):
         check_evaluation(EvaluationConfig(corruptions=corruptions), cifar, tmp_path)
+    baseline_path(tmp_path, "cifar10").unlink()
+    baseline_path(tmp_path, "cifar10").mkdir()  # which nobody can read, as a file without permission
+    with pytest.raises(DataError, match=r"cannot be read: .*; let who runs trials read it"):
+        check_evaluation(EvaluationConfig(corruptions=corruptions), cifar, tmp_path)
     check_evaluation(EvaluationConfig(), cifar, tmp_path)  # which has no corruption error
 
 
