@@ -217,7 +217,7 @@ class Places:
         self, hungry: Sequence[Demand], shares: Mapping[int, int], places: Sequence[Place], now: float
     ) -> bool:
         """Whether all nodes together have had room for a while for what has no share of it."""
-        left = [math.fsum(each) for each in zip(*(place.room for place in places), strict=True)]
+        left = [math.fsum(place.room[at] for place in places) for at in range(len(Amount._fields))]
         for demand in hungry:
             left = [has - demand.running * wanted for has, wanted in zip(left, demand.needs, strict=True)]
         if not any(demand.needs.fits(left) for demand in hungry if _more(demand, shares)):

@@ -226,7 +226,8 @@ def _work(database: "Database") -> Iterator[Finding]:
     if here:
         yield _workers.ok("; ".join(_shown(sign, silent) for sign, silent in here))
     elif experiments:
-        says = f"no worker was heard of in the last minute, and {len(experiments)} experiments are queued or running"
+        open_ones = "1 experiment is" if len(experiments) == 1 else f"{len(experiments)} experiments are"
+        says = f"no worker was heard of in the last minute, and {open_ones} queued or running"
         yield _workers.wrong(says, "ttsv worker")
     else:
         yield _workers.warning("no worker was heard of in the last minute; nothing waits for one", "ttsv worker")

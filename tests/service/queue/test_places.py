@@ -220,7 +220,7 @@ class TestKeeping:
         """A cluster that has just started takes trials before anybody has told of its nodes."""
         mind, demands = Places(), [Demand(1, 4, Amount(1))]
         for now in (0, 4, 12):
-            assert mind.decide(demands, {1: 4}, [], list, now) == Decision()
+            assert mind.decide(demands, {1: 4}, [], list, now, hungry=demands) == Decision()
         full = [Standing(2, node.id, Amount(8)) for node in TWO_NODES]
         said = mind.decide(demands, {1: 4}, TWO_NODES, lambda: full, 13).reasons
         assert said == {1: "needs 1 CPU on one node; none is free"}

@@ -397,7 +397,11 @@ class TestWorkers:
         post(database, "paused")
         assert only(self.look(lab), "no worker").status is Status.WARNING
         post(database, "running")
-        is_wrong(self.look(lab), "no worker was heard of in the last minute, and 1 experiments", "ttsv worker")
+        is_wrong(
+            self.look(lab),
+            "no worker was heard of in the last minute, and 1 experiment is queued or running",
+            "ttsv worker",
+        )
 
     def test_one_that_is_gone(self, lab: Settings, database: Database) -> None:
         greet(database, "here")
