@@ -682,6 +682,14 @@ class TestSettings:
         chosen, *others = tab.page.locator(".tabs a").evaluate_all(edges)
         assert chosen not in others
 
+        # Who asks for contrast has edges as clear as text is elsewhere.
+        edge = "() => getComputedStyle(document.querySelector('.tabs')).borderBottomColor"
+        found = []
+        for contrast in ("no-preference", "more"):
+            tab.page.emulate_media(forced_colors="none", contrast=contrast)
+            found.append(tab.page.evaluate(edge))
+        assert found[1] == {"light": "rgb(85, 97, 110)", "dark": "rgb(163, 176, 189)"}[scheme] != found[0]
+
     @pytest.mark.parametrize("path", ["/experiments/1", "/leaderboards/cifar10", "/submit"])
     def test_letters_twice_as_large_fit_on_a_telephone(self, site: Site, browse: Callable[..., Tab], path: str) -> None:
         tab = browse(f"{site.url}{path}", width=390)

@@ -453,7 +453,7 @@ export class CurveView extends Charts {
           const at = plot.valToPos(split, scale).toFixed(1);
           const line = scale === "x" ? `x1="${at}" x2="${at}" y1="0" y2="${height}"` : `x1="0" x2="${width}" y1="${at}" y2="${at}"`;
           const where = scale === "x" ? `x="${at}" y="${height + 18}" text-anchor="middle"` : `x="-8" y="${Number(at) + 4}" text-anchor="end"`;
-          parts.push(`<line ${line} stroke="${colour("line")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
+          parts.push(`<line ${line} stroke="${colour("grid")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
         });
       }
       parts.push(`<text x="${width / 2}" y="${height + 38}" text-anchor="middle" fill="${colour("quiet")}" font-size="12">${escape(this.along)}</text>`);
