@@ -251,6 +251,17 @@ class TestCurves:
         wrong.wait_for(state="hidden")
         assert page.locator(".curves-figure").is_visible()
 
+        # A trial of another experiment is none of this one's numbers.
+        def other(route: Any) -> None:
+            found = route.fetch().json()
+            found["curves"][0]["experiment_id"] = 9
+            route.fulfill(json=found)
+
+        page.route("**/v1/curves?*", other)
+        trials.fill("7")
+        trials.press("Enter")
+        page.locator(".lines li", has_text="experiment 9").locator("a:text-is('trial 7')").wait_for()
+
     def test_they_grow_while_they_are_watched_or_another_tab_is(self, live: Site, browse: Callable[..., Tab]) -> None:
         made = posted(live, "young")
         with live.database.read() as session:

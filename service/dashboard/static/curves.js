@@ -79,8 +79,9 @@ function spreadAt(columns, index) {
   return [mean, mean - deviation, mean + deviation];
 }
 
-/** A trial's name: its number where all are of the page's experiment, elsewhere its id. */
-const alone = ({ trial, number }) => (document.body.dataset.experiment === undefined ? trial : number);
+const isOfPage = ({ experiment_id: home }) => String(home) === document.body.dataset.experiment;
+/** A trial's name: its number where it is of the page's experiment, else its id. */
+const alone = (curve) => (isOfPage(curve) ? curve.number : curve.trial);
 
 /**
  * Charts of curves in an element: one for each metric or, with `charts`, what these show: {title, metrics}. `sides` are
@@ -127,6 +128,7 @@ export class CurveView extends Charts {
     }
     const experiments = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
     const seeds = new Set(curves.map((curve) => curve.seed)).size > 1;
+    const elsewhere = (curve) => document.body.dataset.experiment !== undefined && !isOfPage(curve);
     return [...groups].map(([key, members]) => {
       const [{ experiment_id: home, cell, seed, fields }] = members;
       const words = (some) => some.map(({ field, name }) => `${name} ${said(fields[field])}`);
@@ -138,7 +140,7 @@ export class CurveView extends Charts {
       const from = (said) => (said ? [`experiment ${home}`] : []);
       return {
         key: String(key),
-        name: named([...from(homes.get(cell).size > 1), ...words(columns)], seeds),
+        name: named([...from(homes.get(cell).size > 1 || elsewhere(members[0])), ...words(columns)], seeds),
         whole: named([...from(experiments), ...words(columns), ...words(decided)], true),
         members,
       };
