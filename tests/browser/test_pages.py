@@ -251,6 +251,17 @@ class TestCurves:
         wrong.wait_for(state="hidden")
         assert page.locator(".curves-figure").is_visible()
 
+        # A trial of another experiment is none of this one's numbers.
+        def other(route: Any) -> None:
+            found = route.fetch().json()
+            found["curves"][0]["experiment_id"] = 9
+            route.fulfill(json=found)
+
+        page.route("**/v1/curves?*", other)
+        trials.fill("7")
+        trials.press("Enter")
+        page.locator(".lines li", has_text="experiment 9").locator("a:text-is('trial 7')").wait_for()
+
     def test_they_grow_while_they_are_watched_or_another_tab_is(self, live: Site, browse: Callable[..., Tab]) -> None:
         made = posted(live, "young")
         with live.database.read() as session:
@@ -681,6 +692,14 @@ class TestSettings:
         edges = "all => all.map(one => getComputedStyle(one).borderBottomColor)"
         chosen, *others = tab.page.locator(".tabs a").evaluate_all(edges)
         assert chosen not in others
+
+        # Who asks for contrast has edges as clear as text is elsewhere.
+        edge = "() => getComputedStyle(document.querySelector('.tabs')).borderBottomColor"
+        found = []
+        for contrast in ("no-preference", "more"):
+            tab.page.emulate_media(forced_colors="none", contrast=contrast)
+            found.append(tab.page.evaluate(edge))
+        assert found[1] == {"light": "rgb(85, 97, 110)", "dark": "rgb(163, 176, 189)"}[scheme] != found[0]
 
     @pytest.mark.parametrize("path", ["/experiments/1", "/leaderboards/cifar10", "/submit"])
     def test_letters_twice_as_large_fit_on_a_telephone(self, site: Site, browse: Callable[..., Tab], path: str) -> None:

@@ -20,7 +20,7 @@ export function clear(rgb, alpha) {
 /** How an axis and its grid look, and what stands below it. */
 export function axis(label = null) {
   const named = label === null ? {} : { label, labelSize: 18, labelGap: 0, labelFont: "12px system-ui, sans-serif" };
-  return { ...named, stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+  return { ...named, stroke: colour("quiet"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 }
 
 const [LEAST, BEYOND] = [1e-18, 1e31]; // what is less or more than these uPlot draws on zero, or without numbers beside it

@@ -79,8 +79,9 @@ function spreadAt(columns, index) {
   return [mean, mean - deviation, mean + deviation];
 }
 
-/** A trial's name: its number where all are of the page's experiment, elsewhere its id. */
-const alone = ({ trial, number }) => (document.body.dataset.experiment === undefined ? trial : number);
+const isOfPage = ({ experiment_id: home }) => String(home) === document.body.dataset.experiment;
+/** A trial's name: its number where it is of the page's experiment, else its id. */
+const alone = (curve) => (isOfPage(curve) ? curve.number : curve.trial);
 
 /**
  * Charts of curves in an element: one for each metric or, with `charts`, what these show: {title, metrics}. `sides` are
@@ -127,6 +128,7 @@ export class CurveView extends Charts {
     }
     const experiments = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
     const seeds = new Set(curves.map((curve) => curve.seed)).size > 1;
+    const elsewhere = (curve) => document.body.dataset.experiment !== undefined && !isOfPage(curve);
     return [...groups].map(([key, members]) => {
       const [{ experiment_id: home, cell, seed, fields }] = members;
       const words = (some) => some.map(({ field, name }) => `${name} ${said(fields[field])}`);
@@ -138,7 +140,7 @@ export class CurveView extends Charts {
       const from = (said) => (said ? [`experiment ${home}`] : []);
       return {
         key: String(key),
-        name: named([...from(homes.get(cell).size > 1), ...words(columns)], seeds),
+        name: named([...from(homes.get(cell).size > 1 || elsewhere(members[0])), ...words(columns)], seeds),
         whole: named([...from(experiments), ...words(columns), ...words(decided)], true),
         members,
       };
@@ -453,7 +455,7 @@ export class CurveView extends Charts {
           const at = plot.valToPos(split, scale).toFixed(1);
           const line = scale === "x" ? `x1="${at}" x2="${at}" y1="0" y2="${height}"` : `x1="0" x2="${width}" y1="${at}" y2="${at}"`;
           const where = scale === "x" ? `x="${at}" y="${height + 18}" text-anchor="middle"` : `x="-8" y="${Number(at) + 4}" text-anchor="end"`;
-          parts.push(`<line ${line} stroke="${colour("line")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
+          parts.push(`<line ${line} stroke="${colour("grid")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
         });
       }
       parts.push(`<text x="${width / 2}" y="${height + 38}" text-anchor="middle" fill="${colour("quiet")}" font-size="12">${escape(this.along)}</text>`);

@@ -133,9 +133,9 @@ function axis(name, more) {
     nameGap: 30,
     nameTextStyle: { color: colour("text"), fontFamily: FONT, fontSize: 12 },
     axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, formatter: tick, ...(more.max !== undefined && more.max !== 100 ? { showMaxLabel: false } : {}) },
-    axisLine: { lineStyle: { color: colour("line") } },
+    axisLine: { lineStyle: { color: colour("grid") } },
     axisTick: { show: false },
-    splitLine: { lineStyle: { color: colour("line") } },
+    splitLine: { lineStyle: { color: colour("grid") } },
     ...more,
   };
 }

@@ -92,8 +92,8 @@ function options() {
     nameGap: which === "x" ? 30 : 52,
     nameTextStyle: { color: colour("text"), fontFamily: FONT },
     axisLabel: { color: colour("quiet"), fontFamily: FONT, hideOverlap: true, formatter: tick },
-    axisLine: { lineStyle: { color: colour("line") } },
-    splitLine: { lineStyle: { color: colour("line") } },
+    axisLine: { lineStyle: { color: colour("grid") } },
+    splitLine: { lineStyle: { color: colour("grid") } },
   });
   /** The cells whose deviations are drawn: of a great many there would be nothing to see but bars. */
   const withBars = () => {
