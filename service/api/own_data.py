@@ -9,11 +9,8 @@ from collections.abc import Iterable
 from service.errors import FieldProblem, SpecError
 from service.settings import Settings
 from ttsv.data.catalog import DatasetInfo, dataset_info, own_set
-from ttsv.data.facts import own_info
+from ttsv.data.facts import own_info, own_place
 from ttsv.errors import DataError
-
-_PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
-"""Kind of the user's own data sets -> where they lie in the data folder."""
 
 
 class OwnData:
@@ -43,7 +40,7 @@ class OwnData:
             if self._one_machine and isinstance(found, OSError):
                 remedy = "put it there" if _is_absent(found) else "let this service read it"
                 fix = f"{_why(found)} the data folder; {remedy}, or name another data set"
-                problems.append(FieldProblem("dataset", f"{name} needs {_place(name)}, which {fix}"))
+                problems.append(FieldProblem("dataset", f"{name} needs {own_place(name)}, which {fix}"))
         if problems:
             raise SpecError(problems)
 
@@ -54,7 +51,7 @@ class OwnData:
             found = self._look(name)
             if isinstance(found, OSError):
                 where = f"which {_why(found)} this service's data folder; every node that runs a trial must have it"
-                said.append(f"dataset {name}: {_place(name)} is needed, {where}, and {_UNSEEN}")
+                said.append(f"dataset {name}: {own_place(name)} is needed, {where}, and {_UNSEEN}")
             elif found is None:
                 said.append(f"dataset {name}: {_UNSEEN}")
         return said
@@ -62,7 +59,7 @@ class OwnData:
     def _look(self, name: str) -> DatasetInfo | OSError | None:
         if name not in self._found:
             try:
-                self._found[name] = own_info(name, self._data_dir / "datasets")
+                self._found[name] = own_info(name, self._data_dir)
             except OSError as error:
                 self._found[name] = error
             except DataError as error:
@@ -71,12 +68,6 @@ class OwnData:
 
 
 _UNSEEN = "what its images are is known once a trial reads them: one whose network takes others fails at the start"
-
-
-def _place(name: str) -> str:
-    own = own_set(name)
-    assert own is not None
-    return _PLACES[own[0]].format(own[1])
 
 
 def _is_absent(error: OSError) -> bool:

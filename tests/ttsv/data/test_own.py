@@ -57,7 +57,7 @@ def test_archive_without_a_test_set_is_split(tmp_path: Path) -> None:
     save(tmp_path, x_train=pixels(40, 1, 5, 5), y_train=labels(40, 4).astype(np.uint8))
     data = load_dataset("npz:mine", tmp_path)
     assert data.split["images"] == {"train": 28, "validation": 4, "test": 8}
-    assert own_info("npz:mine", tmp_path / "datasets") == data.info
+    assert own_info("npz:mine", tmp_path) == data.info
     assert data.train.labels.dtype == torch.int64
 
 
@@ -76,7 +76,7 @@ def test_layouts_and_types(tmp_path: Path, layout: str | None, dims: int, dtype:
     assert data.info.dims == dims
     assert data.test.images.dtype == (torch.uint8 if dtype == "u1" else torch.float32)
     assert np.array_equal(data.test.images.numpy(), x[:3])
-    assert own_info("npz:mine", tmp_path / "datasets") == data.info
+    assert own_info("npz:mine", tmp_path) == data.info
 
 
 GOOD: dict[str, Any] = {"x_train": pixels(30, 2, 6, 6), "y_train": labels(30)}
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, case: str) -> None:
             call("npz:mine", tmp_path)
     if case not in ("values above one", "not a number"):  # which headers do not show
         with pytest.raises(DataError, match=message):
-            own_info("npz:mine", tmp_path / "datasets")
+            own_info("npz:mine", tmp_path)
     assert not list((tmp_path / "datasets").glob("*.sha256.json"))
     assert [listed.info for listed in list_datasets(tmp_path) if listed.name == "npz:mine"] == [None]
 
@@ -158,7 +158,7 @@ def test_archive_that_claims_more_than_any_memory(tmp_path: Path) -> None:
     path = save(tmp_path, y_train=labels(30))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train.npy", buffer.getvalue())
-    for call in (load_dataset, lambda name, place: own_info(name, place / "datasets")):
+    for call in (load_dataset, own_info):
         with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
             call("npz:mine", tmp_path)
 
@@ -180,14 +180,15 @@ def test_headers_that_are_none(tmp_path: Path, header: str) -> None:
     path, text = save(tmp_path, y_train=labels(30)), HEADERS[header]
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train.npy", b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(9000))
-    for call in (load_dataset, lambda name, place: own_info(name, place / "datasets")):
+    for call in (load_dataset, own_info):
         with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
             call("npz:mine", tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
 def test_what_is_no_file_is_not_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / "mine.npz")
+    (tmp_path / "datasets").mkdir()
+    make(tmp_path / "datasets" / "mine.npz")
     with pytest.raises(FileNotFoundError):
         own_info("npz:mine", tmp_path)
 
@@ -200,7 +201,7 @@ def test_damaged_compression_is_named(tmp_path: Path, method: int) -> None:
     with zipfile.ZipFile(path, "a", method) as archive:
         archive.writestr("x_train.npy", buffer.getvalue())
         start = archive.infolist()[-1].header_offset + 30 + len("x_train.npy")
-    assert own_info("npz:mine", tmp_path / "datasets") == load_dataset("npz:mine", tmp_path).info
+    assert own_info("npz:mine", tmp_path) == load_dataset("npz:mine", tmp_path).info
     (tmp_path / "datasets" / "npz-mine.sha256.json").unlink()
     content = path.read_bytes()
     for at in range(start + 9, start + 40):
@@ -263,7 +264,7 @@ def test_folder_of_images(tmp_path: Path, channels: tuple[int, ...]) -> None:
     data = load_dataset("folder:pets", tmp_path)
     assert (data.info.classes, data.info.channels, data.info.image_size) == (3, 3 if channels else 1, 4)
     assert data.split["images"] == {"train": 27, "validation": 3, "test": 2}
-    assert own_info("folder:pets", tmp_path / "datasets") == data.info
+    assert own_info("folder:pets", tmp_path) == data.info
     assert data.test.labels.tolist() == [1, 2]  # ant, cat, dog: a class may be missing among the test images
     expected = np.stack([drawn["test/cat/0.png"], drawn["test/dog/0.png"]])
     assert np.array_equal(data.test.images.permute(0, 2, 3, 1).squeeze(-1).numpy(), expected)
@@ -284,18 +285,18 @@ def test_folder_without_a_test_part_is_split(tmp_path: Path) -> None:
     pets(tmp_path, test=False)
     data = load_dataset("folder:pets", tmp_path)
     assert data.split["images"] == {"train": 21, "validation": 3, "test": 6}
-    assert own_info("folder:pets", tmp_path / "datasets") == data.info
+    assert own_info("folder:pets", tmp_path) == data.info
 
 
 def test_a_large_folder_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One colour makes all images RGB; that all are grey is known once all were seen."""
     pets(tmp_path, 3)
     monkeypatch.setattr(pictures, "_MOST_FILES", 5)
-    found = own_info("folder:pets", tmp_path / "datasets")
+    found = own_info("folder:pets", tmp_path)
     assert found is not None
     assert (found.classes, found.channels, found.image_size, found.parts) == (3, 3, 4, None)
     pets(tmp_path)
-    assert own_info("folder:pets", tmp_path / "datasets") is None
+    assert own_info("folder:pets", tmp_path) is None
 
 
 def test_wrong_images_are_named(tmp_path: Path) -> None:
@@ -366,6 +367,6 @@ def test_an_image_that_links_bring_twice_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_one_class_is_refused(tmp_path: Path) -> None:
     for number in range(20):
         draw(tmp_path, "train", "cat", f"{number}.png", pixels(4, 4))
-    for call in (load_dataset, lambda name, place: own_info(name, place / "datasets")):
+    for call in (load_dataset, own_info):
         with pytest.raises(DataError, match="1 classes; there must be 2"):
             call("folder:pets", tmp_path)
