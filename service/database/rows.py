@@ -31,11 +31,20 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one table, which all name the same columns: defaults of the code are not looked for."""
+    """Rows of one table, which all name the same columns: defaults of the code are not looked for.
+
+    Raises `ValueError` where one names others: what the first row does not name would be lost.
+    """
 
     entity: type[DeclarativeBase]
     rows: Sequence[Mapping[str, Any]]
     way: Way = Way.ADD
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if row.keys() != self.rows[0].keys():
+                others = ", ".join(sorted(row.keys() ^ self.rows[0].keys()))
+                raise ValueError(f"{self.entity.__tablename__}: some rows name {others}, and some do not")
 
     @property
     def shape(self) -> "_Shape":

@@ -451,14 +451,14 @@ def test_a_network_for_images_of_other_dimensions(tmp_path: Path, model: str, si
 
 
 def test_a_batch_of_one_image_that_batch_norm_cannot_take(tmp_path: Path) -> None:
-    """Of the user's own sets it is not known before how many images the last batch has."""
+    """Of the user's own sets it is known once they are read how many images the last batch has."""
     (tmp_path / "data" / "datasets").mkdir(parents=True)
     images = np.zeros((40, 1, 4, 4), np.uint8)
     np.savez(tmp_path / "data" / "datasets" / "mine.npz", x_train=images, y_train=np.arange(40) % 2)
     assert training_images("synthetic:1x4x4:2:40") == 28
     training = {"epochs": 1, "batch_size": 27}
     config = TrialConfig.from_dict({"dataset": "npz:mine", "model": "small-cnn", "training": training})
-    with pytest.raises(ConfigError, match="batch norm finds no variance") as error:
+    with pytest.raises(ConfigError, match="must leave no image alone in a batch") as error:
         run(config, tmp_path)
     assert error.value.field == "training.batch_size"
 

@@ -162,10 +162,11 @@ class TestForms:
         def work(session: Session) -> None:
             lease = Lease(filled, 1)
             with hold(session, lease) as held:
-                for trial, protocol, more in (
-                    (table(Trial)[3], ProtocolRecord("q" * 64, {"split": "train"}), {"robust_accuracy": 0.5}),
-                    (table(Trial)[4], ProtocolRecord("p" * 64, {}), {"valid": False, "violations": ["=accuracy of 7"]}),
+                for trial, protocol, robust, wrong in (
+                    (table(Trial)[3], ProtocolRecord("q" * 64, {"split": "train"}), 0.5, None),
+                    (table(Trial)[4], ProtocolRecord("p" * 64, {}), None, ["=accuracy of 7"]),
                 ):
+                    more = {"robust_accuracy": robust, "valid": wrong is None, "violations": wrong}
                     held.start_trial(trial.id)
                     held.finish_trial(trial.id, trial_result(0.5) | more, protocol)
 

@@ -49,3 +49,8 @@ def test_tables_are_written_together(database: Database, submit: Submit, table: 
     assert list(record.items()) == [("z", "first"), ("a", [None, 1e-300])], "in its order"
     with pytest.raises(IntegrityError), database.writer.begin() as connection:
         write_rows(connection, Rows(Protocol, [known]))
+
+
+def test_no_column_is_lost_that_the_first_row_does_not_name() -> None:
+    with pytest.raises(ValueError, match="epoch_points: some rows name seconds, and some do not"):
+        Rows(EpochPoint, [LOSSES, {**LOSSES, "seconds": 1.0}])
