@@ -685,6 +685,7 @@ MIXES = "gives an image another output beside another image: it mixes those of a
     ],
 )
 def test_what_values_refute_is_said(function: Callable[[Tensor], Tensor], message: str) -> None:
+    random.seed(0)  # of other draws one in two hundred is as the one before, but for what is allowed for rounding
     with pytest.raises(ConfigError, match=f"^model = 'Applied': {message}$"):
         lipschitz_bound(unseen(lambda x: x, function), 2, in_channels=1)
 

@@ -36,10 +36,12 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
     assert [trial.attempts for trial in trials] == [1] * 6
     assert quick_lab.model(trials[0].id) == quick_lab.weights(0, trials[0].epochs)
     quick_lab.wait_for(lambda: not list((quick_lab.data_dir / "tune").iterdir()), 5)
-    log = (quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log").read_text()
+    log_file = quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log"
     steps = [f"experiment {experiment_id} begins"]
     steps += [f"trial {one.id} {what}" for one in trials for what in ("begins", _in_the_log(one.state))]
     steps += [f"experiment {experiment_id} ends: every trial is final"]
+    # Its end is written down once the database knows of it.
+    log = quick_lab.wait_for(lambda: said if steps[-1] in (said := log_file.read_text()) else None, 5)
     places = [log.index(step) for step in steps]
     assert places == sorted(places)
 
