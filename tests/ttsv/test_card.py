@@ -229,7 +229,7 @@ def drained(run: Generator[Any, None, None]) -> TrialResult:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
-    [deep(layer) if layer == "aoc" or (layer.endswith("-tt") and layer != "soc-tt") else layer for layer in LAYERS],
+    [deep(layer) if layer == "bcop" or (layer.endswith("-tt") and layer != "soc-tt") else layer for layer in LAYERS],
 )
 def test_every_kind_of_layer(cards: PretendedCards, tmp_path: Path, layer: str) -> None:
     *epochs, result = trained(cards, trial(layer=layer), tmp_path)
@@ -267,7 +267,7 @@ def test_a_step_that_does_not_project_waits_for_nothing(cards: PretendedCards, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "tt", "soc"])
+@pytest.mark.parametrize("layer", [deep("dense"), "tt", "soc"])
 def test_spectra_of_epochs(cards: PretendedCards, tmp_path: Path, layer: str) -> None:
     """Copies within a step wait for nothing."""
     rest: dict[str, Any] = {} if layer == "soc" else CLIP
@@ -309,7 +309,7 @@ def test_every_optimizer_with_all_that_surrounds_it(cards: PretendedCards, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "tt", deep("soc")])
+@pytest.mark.parametrize("layer", [deep("dense"), "tt", deep("soc")])
 def test_every_metric(cards: PretendedCards, tmp_path: Path, layer: str) -> None:
     evaluation = {
         "certified": True,

@@ -53,7 +53,7 @@ EVERYTHING: dict[str, Any] = {
     "certified": True,
     "radii": [0.01, 0.5],
     "lipschitz": "both",
-    "lipschitz_images": 30,
+    "lipschitz_images": 12,
     "seed": 5,
 }
 
@@ -159,7 +159,7 @@ def test_columns_are_the_metrics_called_one_by_one(
     for value, radius in zip(columns, (36 / 255, 72 / 255, 108 / 255, 1), strict=True):
         assert value == float((radii > radius).double().mean())
 
-    searched = images[:30], labels[:30]
+    searched = images[:12], labels[:12]
     fgsm = empirical_lipschitz(model, *searched, space="normalised", seed=5)
     ascent = empirical_lipschitz(model, *searched, method="ascent", seed=5)
     assert (result.lipschitz_fgsm, result.lipschitz_ascent) == (fgsm.maximum, ascent.maximum)
@@ -219,7 +219,7 @@ def test_the_whole_record(evaluated: tuple[list[Any], TrialResult]) -> None:
     assert {(one["space"], one["method"]) for one in record["lipschitz"]} == {
         (space, method) for space in ("pixels", "normalised") for method in ("fgsm", "ascent")
     }
-    assert all(sum(one["histogram"]["counts"]) == 30 for one in record["lipschitz"])
+    assert all(sum(one["histogram"]["counts"]) == 12 for one in record["lipschitz"])
     bounds = {one["space"]: one["bound"] for one in record["lipschitz"]}
     assert bounds == {"pixels": result.lipschitz_bound, "normalised": pytest.approx(record["certified"]["bound"] / 2)}
     assert all(one["maximum"] <= one["bound"] for one in record["lipschitz"])
@@ -247,7 +247,7 @@ def test_the_protocol_says_what_decides_and_nothing_else(evaluated: tuple[list[A
         "pgd": 24,
         "autoattack": 24,
         "certified": 359,
-        "lipschitz": 30,
+        "lipschitz": 12,
         "corruptions": 2,
     }
     threat = protocol["attacks"]["autoattack"]

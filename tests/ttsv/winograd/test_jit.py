@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.examples import deep
 from ttsv.winograd import jit
 from ttsv.winograd.jit import CompiledFunction, compile_together, machine_code
 
@@ -43,7 +44,7 @@ def test_several_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python", ["", None, "/no/such/file", "/bin/false", "/bin/true", "/bin/cat"])
+@pytest.mark.parametrize("python", ["", deep(None), "/no/such/file", "/bin/false", deep("/bin/true"), "/bin/cat"])
 def test_code_is_made_here_where_another_process_makes_none(
     python: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
