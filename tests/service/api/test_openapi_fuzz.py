@@ -28,7 +28,7 @@ from service.settings import Settings
 from tests.examples import PROFILE
 from tests.held import reported
 
-CASES = int(os.environ.get("TTSV_FUZZ_CASES", "300"))
+CASES = int(os.environ.get("TTSV_FUZZ_CASES", "200"))
 KNOWN = {
     "experiment_id": 1,
     "trial_id": 1,
