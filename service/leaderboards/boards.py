@@ -208,6 +208,12 @@ class Board:
         """Its columns, with what they leave out."""
         return Columns(self.columns, self.common, self.decided)
 
+    @property
+    def unmeasured_said(self) -> str:
+        """In words: how many cells lack the ranked metric, whose name follows."""
+        have = "cell has" if self.unmeasured == 1 else "cells have"
+        return f"{self.unmeasured} {have} results without"
+
 
 @dataclass(frozen=True)
 class Hole:

@@ -6,10 +6,10 @@ from string import ascii_uppercase
 
 from service.leaderboards.boards import state_said
 from service.leaderboards.metrics import Metric, Unit, unit_of
-from service.leaderboards.sheets import Value, read
+from service.leaderboards.sheets import read
 from service.leaderboards.sides import CompareRow, Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
-from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
+from service.leaderboards.text_tables import Cell, Sheet, Value, column_texts, value_text
 from service.specs.states import TrialState
 
 LETTERS = ascii_uppercase

@@ -18,7 +18,8 @@ from service.leaderboards.conditions import Condition, condition
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import board_sheets, pivot_records
+from service.leaderboards.records import pivot_records
+from service.leaderboards.sheets import board_sheets
 from tests.machinery import Make
 from ttsv.config.trial import TrialConfig
 
@@ -265,7 +266,10 @@ def test_a_matrix_for_people_and_for_programs(session: Session, tag: str | None)
         ("layer<tt", "only numbers have an order"),
         ("rank<none", "only numbers have an order"),
         ("rank in 2", "list the values in brackets"),
-        ("rank=4 and lr<=0.1", "2 conditions; give each condition by itself: where=rank=4&where=lr<=0.1, or --where 'r"),
+        (
+            "rank=4 and lr<=0.1",
+            "2 .*; give each condition by itself: where=rank=4&where=lr<=0.1, or --where 'r",
+        ),
         ("model=a and b, rank in (2, 4) && lr=1", "3 .*: where=model=a and b&where=rank in .2, 4.&where=lr=1, or"),
         ("seed=0", "rows are means over seeds"),
         ("dataset=digits", "a leaderboard is of one"),
