@@ -133,7 +133,7 @@ def missing_said(missing: Iterable[Missing]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell under a board's protocol."""
+    """One cell under a board's protocol; `complete` in the ranked metric, as its place is."""
 
     place: int
     cell: str

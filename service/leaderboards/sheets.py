@@ -136,7 +136,7 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
         for m in shown:
             cells += [_measured(row, m, units[m]), *([_printed(row, m)] if m in papers else [])]
         cells += [_difference(row, m, units[m]) for m in compared]
-        cells.append(str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}")
+        cells.append(str(row.seeds) if row.seeds == row.trials else f"{row.seeds} of {row.trials}")
         rows.append(cells + (["*" if row.on_front else ""] if front else []))
     title = f"{dataset}: by {metric.reading.heading}"
     headings = ["#", *own.headings, *headings, "seeds", *(["front"] if front else [])]

@@ -776,8 +776,8 @@ class TestQuestions:
         assert [(row.cell, row.place, row.complete) for row in whole.rows] == [
             ("cell 1", 1, True),
             ("cell 0", 2, True),
-            ("cell 7", 3, True),
-            ("cell 6", 4, True),
+            ("cell 7", 3, False),
+            ("cell 6", 4, False),
         ]
         assert [row.best for row in whole.rows] == [["robust_accuracy"], [], [], []]
         sheet = board_sheets(found, "digits", Metric.ROBUST_ACCURACY)[0]
