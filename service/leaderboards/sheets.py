@@ -140,7 +140,9 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
         rows.append(cells + (["*" if row.on_front else ""] if front else []))
     title = f"{dataset}: by {metric.reading.heading}"
     headings = ["#", *own.headings, *headings, "seeds", *(["front"] if front else [])]
-    return Sheet(title, headings, right, rows, _notes(board, bool(papers)), own.above)
+    # What rows of one page share, those of others need not.
+    above = own.above if len(board.rows) == board.total else own.above.replace("All rows:", "All rows shown:")
+    return Sheet(title, headings, right, rows, _notes(board, bool(papers)), above)
 
 
 def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
