@@ -30,8 +30,9 @@ from service.leaderboards.counted_results import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.records import board_records, pivot_records
 from service.leaderboards.scatter import plane
-from service.leaderboards.sheets import board_records, board_sheets, measured_metrics, pivot_records
+from service.leaderboards.sheets import board_sheets, measured_metrics
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.schemas.trial_tables import Shown

@@ -280,10 +280,11 @@ class Experiments(Connection):
         yield shown
         try:
             for update in self.follow(experiment_id, events=False):
-                # The last word is the experiment's own: a search may have added trials meanwhile.
+                # The last word is the experiment's own.
                 if isinstance(update, ExperimentUpdate) and update.state in OPEN_EXPERIMENTS:
                     changes = {name: getattr(update, name) for name in ("state", "error", "waiting", "progress")}
-                    changed = shown.model_copy(update=changes)
+                    count = sum(update.progress.trials.values())  # a search, or who extends the grid, adds to them
+                    changed = shown.model_copy(update=changes | {"trial_count": count})
                     if changed != shown:
                         shown = changed
                         yield shown

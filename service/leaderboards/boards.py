@@ -133,7 +133,7 @@ def missing_said(missing: Iterable[Missing]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell under a board's protocol."""
+    """One cell under a board's protocol; `complete` in the ranked metric, as its place is."""
 
     place: int
     cell: str
@@ -207,6 +207,12 @@ class Board:
     def shape(self) -> Columns:
         """Its columns, with what they leave out."""
         return Columns(self.columns, self.common, self.decided)
+
+    @property
+    def unmeasured_said(self) -> str:
+        """In words: how many cells lack the ranked metric, whose name follows."""
+        have = "cell has" if self.unmeasured == 1 else "cells have"
+        return f"{self.unmeasured} {have} results without"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Trial, TrialState
 from service.database.engine import among
 from service.errors import NotFoundError
+from service.leaderboards.boards import Missing
 from service.leaderboards.corruption_baselines import BASELINE, with_baseline
 from service.leaderboards.counted_results import EVERYONE, Counted, newest
 from service.leaderboards.differing import differing_fields, named, spec_fields
@@ -27,6 +28,7 @@ from service.leaderboards.side_measures import Part, numbers_of, side_measures, 
 from service.leaderboards.sides import CompareRow, Comparison, Key, Kind, Side, SideLayers, UsedProtocol
 from service.leaderboards.source import hashable, in_order
 from service.specs.columns import Columns, FieldColumn, columns_of, value_of
+from service.specs.states import OPEN_TRIALS
 from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import LayerFields
 
@@ -69,6 +71,7 @@ class _Row(NamedTuple):
     fingerprint: str
     seed: int
     state: TrialState
+    failure: str | None
     best_val_accuracy: float | None
     protocol: str | None
     valid: bool | None
@@ -197,7 +200,7 @@ def _trials(session: Session, question: CompareQuestion) -> dict[Key, list[_Row]
         there += [Trial.dataset.in_(datasets), Trial.cell.in_(question.keys), Experiment.archived_at.is_(None)]
     query = (
         select(Trial.id, Trial.experiment_id, Trial.number, Trial.cell, Trial.fingerprint, Trial.seed, Trial.state)
-        .add_columns(Trial.best_val_accuracy, Result.protocol, Result.valid, BASELINE)
+        .add_columns(Trial.failure, Trial.best_val_accuracy, Result.protocol, Result.valid, BASELINE)
         .add_columns(*(getattr(Result, metric.value) for metric in question.shown))
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .outerjoin(Result, Result.trial_id == Trial.id)
@@ -206,7 +209,7 @@ def _trials(session: Session, question: CompareQuestion) -> dict[Key, list[_Row]
     )
     found: dict[Key, list[_Row]] = {}
     for plain in session.connection().execute(query):
-        row = _Row._make((*plain[:11], tuple(plain[11:])))
+        row = _Row._make((*plain[:12], tuple(plain[12:])))
         key: Key = row.id
         if question.kind is not Kind.TRIALS:
             key = row.cell if question.kind is Kind.CELLS else row.experiment_id
@@ -266,10 +269,21 @@ def _side(
         about="" if experiment is None else experiment.name,
         experiment_id=rows[0].experiment_id if question.kind is Kind.TRIALS else None,
         states={state.value: counts[state.value] for state in TrialState if counts[state.value]},
+        missing=_missing(rows),
         invalid=sum(row.valid is False for row in rows),
         left_out=left_out,
         drawn=_drawn(question.kind, rows),
     )
+
+
+def _missing(rows: Iterable[_Row]) -> dict[str, int]:
+    """The different trials without a result, counted by what became of the one that may yet bring it, or the newest."""
+    mine: dict[str, list[_Row]] = {}
+    for row in rows:
+        mine.setdefault(row.fingerprint, []).append(row)
+    lacking = [same for same in mine.values() if all(row.protocol is None for row in same)]
+    chosen = [next((row for row in reversed(same) if row.state in OPEN_TRIALS), same[-1]) for same in lacking]
+    return Counter(Missing(row.id, row.seed, row.state.value, row.failure).said for row in chosen)
 
 
 def _drawn(kind: Kind, rows: Sequence[_Row]) -> list[int]:

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
-from service.leaderboards.boards import state_said
+from service.leaderboards.boards import counted_said
 from service.leaderboards.metrics import Metric, Unit, unit_of
-from service.leaderboards.sheets import Value, read
+from service.leaderboards.sheets import read
 from service.leaderboards.sides import CompareRow, Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
-from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
-from service.specs.states import TrialState
+from service.leaderboards.text_tables import Cell, Sheet, Value, column_texts, value_text
 
 LETTERS = ascii_uppercase
 """By which the sides are called, in their order."""
@@ -41,11 +40,11 @@ def comparison_notes(found: Comparison) -> list[str]:
         )
     else:
         notes.append(
-            "Mean ± sample standard deviation over seeds (n of N different trials have a result). Differences to "
-            f"{letter} ± their standard error, p by Welch's test, two-sided; {len(found.sides) - 1} "
+            "Mean ± sample standard deviation over seeds (n of N different trials have the metric). Differences to "
+            f"{letter} ± their standard error, p by Welch's test, two-sided; at most {len(found.sides) - 1} "
             f"{'test' if len(found.sides) == 2 else 'tests'} a row, not corrected for their number. One seed alone has "
             f"no deviation: behind a share stands its binomial standard error over the test images then. Bold: best "
-            f"beyond its error ({LEVEL:.0%}); ties share it."
+            f"beyond its error ({LEVEL:.0%}); ties share it, and sides that lack seeds have none beside one with all."
         )
     if found.row_count > len(found.rows):
         notes.append(f"The first {len(found.rows)} of {found.row_count} configurations: what most sides have.")
@@ -74,12 +73,8 @@ def warnings(found: Comparison) -> list[str]:
 
 def _holes_said(found: Comparison) -> list[str]:
     """In words: what became of the trials of each side that have no result."""
-    said = []
-    for letter, side in zip(LETTERS, found.sides, strict=False):
-        lacking = {state: count for state, count in side.states.items() if state != TrialState.SUCCEEDED}
-        if lacking:
-            listed = ", ".join(f"{count} {state_said(state)}" for state, count in lacking.items())
-            said.append(f"{letter} {listed}")
+    sides = zip(LETTERS, found.sides, strict=False)
+    said = [f"{letter} {counted_said(side.missing)}" for letter, side in sides if side.missing]
     return [f"Trials without a result: {'; '.join(said)}."] if said else []
 
 

@@ -31,6 +31,8 @@ _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 _HOW = "write a field, a comparison and a value: lr<=0.1, layer=tt, rank in (192, 256), delta!=none"
+_JOINT = re.compile(r"\s+(?:and|&&?)\s+|\s*[,;]\s*", re.IGNORECASE)
+"""What people write between two conditions, as between two words of a text."""
 _MOST_VALUES = 1000
 COLUMNS = ("model", "layer", "constraint", "rank")
 """Fields that scores and trials have columns for."""
@@ -200,6 +202,10 @@ def condition(text: str, where: str = "where", *, field_named: Callable[[str, st
     parts = _FORM.fullmatch(text)
     if parts is None or not parts[3]:
         raise QueryError([FieldProblem(where, f"{text[:100]!r} is no condition: {_HOW}")])
+    if len(several := _joined(parts)) > 1:
+        given = "&".join(f"{where}={one}" for one in several), " ".join(f"--{where} '{one}'" for one in several)
+        fix = f"give each condition by itself: {given[0]}, or {given[1]} in a terminal"
+        raise QueryError([FieldProblem(where, f"{text[:100]!r} has {len(several)} conditions; {fix}")])
     field = (field_named or _field_of_cells)(parts[1], where)
     comparison = " ".join(parts[2].lower().split()).replace("==", "=")
     if "in" in comparison:
@@ -228,6 +234,22 @@ def _field_of_cells(name: str, where: str) -> str:
         )
         raise QueryError([FieldProblem(where, fix)])
     return cell_field(name, where)
+
+
+def _joined(parts: re.Match[str]) -> list[str]:
+    """The conditions that somebody joined in one text: of one, the text alone.
+
+    Words are no condition, unless on a field that is known; nor is what stands in quotation marks or brackets.
+    """
+    text, begin, found = parts[0].strip(), 0, list[str]()
+    names = {name.rpartition(".")[2] for name in (*field_infos(), *MEASURED)}
+    for joint in _JOINT.finditer(text) if parts[3][0] not in "\"'" else ():
+        before, follows = text[begin : joint.start()], _FORM.fullmatch(text, joint.end())
+        is_whole = bool(_FORM.fullmatch(before)) and before.count("(") == before.count(")")
+        if is_whole and follows is not None and follows[1].rpartition(".")[2] in names:
+            found.append(before)
+            begin = joint.end()
+    return [*found, text[begin:]]
 
 
 def _split(text: str) -> list[str]:

@@ -146,7 +146,7 @@ def _board(
                 config=config,
                 trials=entry.trials,
                 seeds=entry.seeds,
-                complete=not missing[index],
+                complete=_is_complete(entry, question.metric.value),
                 missing_seeds=[one.seed for one in missing[index]],
                 metrics=spreads(entry.metrics, columns),
                 group=page.groups.get(key),

@@ -137,7 +137,12 @@ def side_measures(
         measure if protocol == common else None
         for protocol, measure in zip(numbers.protocols, numbers.measures, strict=True)
     ]
-    best = unbeaten(rivals, metric)
+    # As on leaderboards a side that lacks seeds is no match for one that has all.
+    whole = [
+        measure if measure and part and measure.seeds == part.trials else None
+        for measure, part in zip(rivals, row, strict=True)
+    ]
+    best = unbeaten(whole if any(whole) else rivals, metric)
     base = numbers.measures[baseline]
     found: list[SideMeasure | None] = []
     for side, (protocol, one, part) in enumerate(zip(numbers.protocols, numbers.measures, row, strict=True)):

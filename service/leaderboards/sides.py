@@ -34,8 +34,9 @@ Key = int | str
 class Side:
     """One of those that are compared.
 
-    `about` says what it is among the others. `states` counts its trials, `invalid` results that cannot be true,
-    `left_out` valid ones that do not count here, as they are of other protocols than its numbers are. `drawn` are
+    `about` says what it is among the others. `states` counts its trials, `missing` the different ones that have no
+    result, by what became of them in words, `invalid` results that cannot be true, `left_out` valid ones that do not
+    count here, as they are of other protocols than its numbers are. `drawn` are
     trials whose curves and spectra stand for it, in the order of their seeds: of an experiment those of its best cell.
     """
 
@@ -44,6 +45,7 @@ class Side:
     about: str
     experiment_id: int | None
     states: dict[str, int]
+    missing: dict[str, int]
     invalid: int
     left_out: int
     drawn: list[int]
@@ -65,7 +67,8 @@ class SideMeasure:
 
     `binomial` is the standard error of a share of so many `images`, of a single result alone; `difference` is to the
     baseline, with its standard error and the two-sided chance of Welch's test where both sides have a deviation.
-    `best`: no side of the same protocol beats it beyond both errors, where one is beaten.
+    `best`: no side of the same protocol beats it beyond both errors, where one is beaten; a side that lacks seeds is
+    it only where all do.
     """
 
     protocol: int

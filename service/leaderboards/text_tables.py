@@ -53,6 +53,8 @@ class Measured:
 
 
 Cell = FieldValue | Measured
+Value = str | int | float | bool | None
+"""What a CSV file has in a place."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _column(cells: Sequence[Cell]) -> list[str | Measured]:
     ]
 
 
-def to_csv(header: Sequence[str], rows: Sequence[Sequence[str | int | float | bool | None]]) -> str:
+def to_csv(header: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
     """RFC 4180: numbers in full precision, texts that a spreadsheet would take for a formula behind an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text)

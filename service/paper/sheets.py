@@ -3,11 +3,9 @@
 from service.leaderboards.metrics import Measure, Metric
 from service.leaderboards.sheets import read
 from service.leaderboards.significance import SAID, unbeaten
-from service.leaderboards.text_tables import Cell, Measured, Sheet, value_text
+from service.leaderboards.text_tables import Cell, Measured, Sheet, Value, value_text
 from service.paper.reference import RATIOS, Label
 from service.paper.reproduction import Reproduction, TableRow
-
-Value = str | int | float | bool | None
 
 
 def table_sheet(found: Reproduction) -> Sheet:

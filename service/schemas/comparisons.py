@@ -18,6 +18,9 @@ class SideOut(Out):
     )
     experiment_id: int | None = Field(description="Of a trial: the experiment whose it is.")
     states: dict[str, int] = Field(description="How many trials it has, by state; states that none is in are absent.")
+    missing: dict[str, int] = Field(
+        {}, description="How many different trials have no result, by what became of them, in words."
+    )
     invalid: int = Field(description="Results that cannot be true: they count nowhere.")
     left_out: int = Field(description="Valid results that do not count here, as they are of other protocols.")
     drawn: list[int] = Field(
@@ -61,7 +64,7 @@ class SideMeasureOut(Out):
     )
     best: bool = Field(
         description="Whether no side under the same protocol beats it beyond both errors (Welch's t-test, 5 %), where "
-        "some side is beaten."
+        "some side is beaten; one that lacks seeds is it only where all do."
     )
 
 

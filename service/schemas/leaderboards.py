@@ -66,12 +66,12 @@ class PaperReferenceOut(Out):
 class RowOut(Out):
     """One cell of a grid."""
 
-    place: int = Field(description="From 1 on within the board; equal means share one, complete cells stand first.")
+    place: int = Field(description="From 1 on within the board; equal means share one, `complete` rows stand first.")
     cell: Cell
     config: CellConfig
     trials: int = Field(description="Its different trials, with a result or without.")
     seeds: int = Field(description="Its trials that have a valid result under this protocol.")
-    complete: bool = Field(description="Whether every trial has a valid result under this protocol.")
+    complete: bool = Field(description="Whether every trial has the ranked metric under this protocol.")
     missing_seeds: list[int] = Field(description="Of trials without a result under this protocol.")
     metrics: dict[str, SpreadOut] = Field(description="Metrics that no seed has are absent.")
     group: GroupOut | None = Field(None, description="Of which it is the best; null without `group_by`.")

@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Any, Self
 
 from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import FIELDS, configuration_sheet, read
+from service.leaderboards.records import FIELDS
+from service.leaderboards.sheets import configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
 from service.schemas.dry_runs import DryRunOut
 from service.schemas.trials import PASSING, ResultOut, TrialOut

@@ -24,7 +24,7 @@ from service.errors import UserError
 from service.storage.store import sync_folder
 from service.upkeep.files import copy
 from service.upkeep.places import is_safe
-from service.upkeep.rows import LONGEST_ROW, Rows
+from service.upkeep.rows import LONGEST_ROW, CopiedTable
 
 PARTIAL = ".partial"
 _MANIFEST = "manifest.json"
@@ -150,21 +150,23 @@ class Writer:
         with contextlib.suppress(OSError, ValueError):  # after `finish` there is nothing to do
             self._zip.close()
 
-    def table(self, rows: Rows, lines: Iterable[bytes], step: Step) -> TableEntry:
+    def table(self, copied: CopiedTable, lines: Iterable[bytes], step: Step) -> TableEntry:
         """Adds a table's rows."""
         digest, size, count = hashlib.sha256(), 0, 0
-        with self._zip.open(_info(f"tables/{rows.name}.jsonl", packed=True), "w", force_zip64=True) as member:
+        with self._zip.open(_info(f"tables/{copied.name}.jsonl", packed=True), "w", force_zip64=True) as member:
             for line in lines:
                 if len(line) > LONGEST_ROW:
                     raise UserError(
-                        f"row {count + 1} of table {rows.name} has {len(line)} bytes, too many for a backup"
+                        f"row {count + 1} of table {copied.name} has {len(line)} bytes, too many for a backup"
                     )
                 digest.update(line)
                 member.write(line)
                 size += len(line)
                 count += 1
                 step(len(line))
-        return TableEntry(name=rows.name, columns=list(rows.columns), rows=count, size=size, sha256=digest.hexdigest())
+        return TableEntry(
+            name=copied.name, columns=list(copied.columns), rows=count, size=size, sha256=digest.hexdigest()
+        )
 
     def file(self, path: str, source: BinaryIO, step: Step) -> FileEntry:
         """Adds a file as it is found. Raises `OSError`: `WritingError` where it is the backup that fails."""

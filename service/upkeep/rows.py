@@ -51,7 +51,7 @@ BESIDE = ("-wal", "-shm", "-journal")
 
 
 @dataclass(frozen=True)
-class Rows:
+class CopiedTable:
     """A table as it is copied: its name, the names of its columns, and what the database says of these and the key."""
 
     name: str
@@ -114,7 +114,7 @@ def _without_limits(connection: Connection) -> None:
         connection.execute(text(f"SET LOCAL {limit} = 0"))
 
 
-def tables_of(connection: Connection) -> list[Rows]:
+def tables_of(connection: Connection) -> list[CopiedTable]:
     """The tables that are copied, each after those that its rows refer to."""
     inspector = inspect(connection)
     order = [name for name, _ in inspector.get_sorted_table_and_fkc_names() if name is not None]
@@ -127,15 +127,15 @@ def tables_of(connection: Connection) -> list[Rows]:
         columns = [Column(one["name"], one["type"], primary_key=one["name"] in key) for one in found[None, name]]
         return Table(name, MetaData(), *columns)
 
-    return [Rows(name, tuple(one["name"] for one in found[None, name]), described(name)) for name in kept]
+    return [CopiedTable(name, tuple(one["name"] for one in found[None, name]), described(name)) for name in kept]
 
 
-def read_rows(connection: Connection, rows: Rows) -> Iterator[bytes]:
+def read_rows(connection: Connection, copied: CopiedTable) -> Iterator[bytes]:
     """Every row as a line with its end, in the order of the primary key."""
-    described = rows.described
+    described = copied.described
     shown: list[Any] = []
     moments = set()
-    for position, name in enumerate(rows.columns):
+    for position, name in enumerate(copied.columns):
         found = described.c[name]
         if isinstance(found.type, DateTime):
             moments.add(position)
@@ -154,27 +154,27 @@ def _as_text(moment: datetime | None) -> str | None:
     return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)).isoformat()
 
 
-def write_rows(connection: Connection, rows: Rows, lines: Iterable[bytes]) -> int:
+def write_rows(connection: Connection, copied: CopiedTable, lines: Iterable[bytes]) -> int:
     """Inserts the rows of lines, and says how many there were. Raises `ValueError` for a line that is no such row."""
-    described = rows.described
-    if unknown := set(rows.columns) - set(described.c.keys()):
-        raise ValueError(f"table {rows.name} has no column {', '.join(sorted(unknown))} here")
-    kinds = {name: described.c[name].type for name in rows.columns}
-    moments = [index for index, name in enumerate(rows.columns) if isinstance(kinds[name], DateTime)]
+    described = copied.described
+    if unknown := set(copied.columns) - set(described.c.keys()):
+        raise ValueError(f"table {copied.name} has no column {', '.join(sorted(unknown))} here")
+    kinds = {name: described.c[name].type for name in copied.columns}
+    moments = [index for index, name in enumerate(copied.columns) if isinstance(kinds[name], DateTime)]
     values: dict[str, ColumnElement[Any]] = {}
-    for index, name in enumerate(rows.columns):
+    for index, name in enumerate(copied.columns):
         # Parameters have names of their own: a column's may be a word of SQL.
         given = bindparam(f"p{index}", type_=_type_of(kinds[name]))
         values[name] = cast(given, JSON) if _is_postgres_json(connection, kinds[name]) else given
-    plain = table(rows.name, *(column(name) for name in rows.columns))
+    plain = table(copied.name, *(column(name) for name in copied.columns))
     statement = insert(plain).values(values)
     count = 0
     for batch in _batches(lines):
         parameters: list[dict[str, object]] = []
         for line in batch:
             row = json.loads(line)
-            if not isinstance(row, list) or len(row) != len(rows.columns):
-                raise ValueError(f"table {rows.name}: row {count + len(parameters) + 1} has not one value per column")
+            if not isinstance(row, list) or len(row) != len(copied.columns):
+                raise ValueError(f"table {copied.name}: row {count + len(parameters) + 1} has not one value per column")
             for index in moments:
                 row[index] = None if row[index] is None else datetime.fromisoformat(row[index])
             parameters.append({f"p{index}": value for index, value in enumerate(row)})

@@ -28,6 +28,7 @@ def _side(cell: str, about: str, *drawn: int) -> Example:
         "about": about,
         "experiment_id": None,
         "states": {"succeeded": 2},
+        "missing": {},
         "invalid": 0,
         "left_out": 0,
         "drawn": [*drawn],

@@ -125,7 +125,30 @@ class TestCells:
         assert (ours["seeds"], ours["trials"]) == (theirs["seeds"], theirs["trials"]) == (4, 4)
         assert ours["mean"] == theirs["metrics"]["accuracy"]["mean"] == pytest.approx(np.mean([0.99, 0.93, 0.91, 0.95]))
         assert ours["std"] == theirs["metrics"]["accuracy"]["std"]
-        assert asked(api, f"cells={','.join(cells)}")["sides"][0]["drawn"] == [10, 11, 12, 13]
+        side = asked(api, f"cells={','.join(cells)}")["sides"][0]
+        assert side["drawn"] == [10, 11, 12, 13]
+        assert (side["states"], side["missing"]) == ({"queued": 2, "succeeded": 5}, {})  # those ran in the other one
+
+    def test_a_side_that_lacks_seeds_of_a_metric_is_no_match_for_one_with_all(
+        self,
+        api: TestClient,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        measured: Callable[..., None],
+        database: Database,
+    ) -> None:
+        """The second cell has all accuracies, and the robust ones of two seeds."""
+        submit(seeds=3, **{"training.lr": [0.1, 0.2, 0.3]})
+        lease = claim()
+        for trial, value in enumerate([0.3, 0.31, 0.32, 0.8, 0.81, None, 0.1, 0.11, 0.12], 1):
+            measured(lease, trial, 0.5, robust_accuracy=value)
+        query = f"cells={','.join(cell_of(database, trial) for trial in (1, 4, 7))}&metrics=robust_accuracy"
+        first, second, third = asked(api, query)["rows"][0]["metrics"]["robust_accuracy"]
+        assert (second["seeds"], second["trials"], second["mean"]) == (2, 3, pytest.approx(0.805))
+        assert second["chance"] == pytest.approx(
+            stats.ttest_ind([0.8, 0.81], [0.3, 0.31, 0.32], equal_var=False).pvalue
+        )
+        assert [one["best"] for one in (first, second, third)] == [True, False, False]
 
     def test_protocols_are_never_averaged_over(
         self,
@@ -235,10 +258,11 @@ class TestTrials:
         with database.read() as session:
             assert session.get_one(Trial, 8).state is TrialState.QUEUED
         database.write(lambda session: setattr(session.get_one(Trial, 9), "state", TrialState.EARLY_STOPPED))
+        database.write(lambda session: setattr(session.get_one(Trial, 9), "failure", "pruned"))
         cells = [cell_of(database, trial) for trial in (1, 7)]
         for query, said in (
-            ("trials=1,8,9", "Trials without a result: B 1 queued; C 1 stopped early."),
-            (f"cells={','.join(cells)}", "Trials without a result: B 1 queued, 1 stopped early."),
+            ("trials=1,8,9", "Trials without a result: B 1 queued; C 1 stopped early (pruned)."),
+            (f"cells={','.join(cells)}", "Trials without a result: B 1 queued, 1 stopped early (pruned)."),
         ):
             for form in ("markdown", "latex"):
                 assert said in api.get(f"/v1/compare?{query}&format={form}").text

@@ -99,6 +99,8 @@ class TestForms:
         text = api.get(f"{BOARD}?format=markdown").text
         assert "| \\# | lr | accuracy (%) |" in text
         assert "\n\nAll rows: model small-cnn, layer dense, epochs 3.\n\n" in text
+        one = api.get(f"{BOARD}?format=markdown&limit=1").text
+        assert "\n\nAll rows shown: model small-cnn, layer dense, epochs 3, lr 0.1.\n\n" in one
         assert "| 1 | 0.1 | 37.50 ± 17.68 |" in text
         assert "| 2 | 0.2 | 75.00 |" in text
         assert "| 1 of 2 |" in text

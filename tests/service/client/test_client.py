@@ -155,30 +155,32 @@ class TestAgainstAServer:
         assert asked == ["/v1/projects"] * 3
 
     def test_watch_until_the_end(self, client: Client, stored: Database, epoch_point: Make, trial_result: Make) -> None:
-        experiment_id = client.submit(SPEC | {"grid": {}}).id
+        experiment_id = client.submit(SPEC | {"grid": {"seed": [0]}}).id
 
-        def begin(session: Session) -> tuple[Lease, int]:
+        def begin(session: Session) -> Lease:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            (trial,) = unfinished_trials(session, lease)
             with hold(session, lease) as held:
-                held.start_trial(trial.id)
-                held.add_epoch(trial.id, reported(epoch_point(1)))
-            return lease, trial.id
+                for trial in unfinished_trials(session, lease):
+                    held.start_trial(trial.id)
+                    held.add_epoch(trial.id, reported(epoch_point(1)))
+            return lease
 
-        def end(session: Session, lease: Lease, trial_id: int) -> None:
+        def end(session: Session, lease: Lease) -> None:
             with hold(session, lease) as held:
-                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}))
+                for trial in unfinished_trials(session, lease):
+                    held.finish_trial(trial.id, trial_result(), ProtocolRecord("p" * 64, {}))
             assert leases.complete(session, lease)
 
         watched = client.watch(experiment_id, every=0.01)
         seen = [next(watched)]
-        lease, trial_id = stored.write(begin)
+        client.extend(experiment_id, grid={"seed": [1]})
+        lease = stored.write(begin)
         seen.append(next(watched))
-        stored.write(lambda session: end(session, lease, trial_id))
+        stored.write(lambda session: end(session, lease))
         seen += watched
-        states = [(experiment.state.value, experiment.progress.epochs_done) for experiment in seen]
-        assert states == [("queued", 0), ("running", 1), ("succeeded", 20)]
+        states = [(found.state.value, found.progress.epochs_done, found.trial_count) for found in seen]
+        assert states == [("queued", 0, 1), ("running", 2, 2), ("succeeded", 40, 2)]
 
     def test_an_error_names_every_field(self, client: Client) -> None:
         with pytest.raises(ApiError) as caught:

@@ -18,7 +18,8 @@ from service.leaderboards.conditions import Condition, condition
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import board_sheets, pivot_records
+from service.leaderboards.records import pivot_records
+from service.leaderboards.sheets import board_sheets
 from tests.machinery import Make
 from ttsv.config.trial import TrialConfig
 
@@ -265,6 +266,11 @@ def test_a_matrix_for_people_and_for_programs(session: Session, tag: str | None)
         ("layer<tt", "only numbers have an order"),
         ("rank<none", "only numbers have an order"),
         ("rank in 2", "list the values in brackets"),
+        (
+            "rank=4 and lr<=0.1",
+            "2 .*; give each condition by itself: where=rank=4&where=lr<=0.1, or --where 'r",
+        ),
+        ("model=a and b, rank in (2, 4) && lr=1", "3 .*: where=model=a and b&where=rank in .2, 4.&where=lr=1, or"),
         ("seed=0", "rows are means over seeds"),
         ("dataset=digits", "a leaderboard is of one"),
         ("accuracy>=0.9", r"rows chosen by it would be the lucky ones; rank by it \(metric=accuracy\)"),
@@ -280,6 +286,8 @@ def test_what_is_read() -> None:
     assert condition(" rank  in (192, 256) ") == Condition("rank", "in", (192.0, 256.0))
     assert condition("lr not  in [0.1]") == Condition("training.lr", "not in", (0.1,))
     assert condition("clipping.every==2") == Condition("clipping.every", "=", (2.0,))
+    assert condition("model=a and b=2") == Condition("model", "=", ("a and b=2",))  # which no field is
+    assert condition("model='a and rank=2'") == Condition("model", "=", ("a and rank=2",))
 
 
 @pytest.mark.parametrize("text", ["rank IN (2, 4)", "rank Not In (2, 4)"])
