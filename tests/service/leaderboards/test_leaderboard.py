@@ -53,6 +53,7 @@ class Run:
     error: float | None = None
     """Its mean corruption error."""
     baseline: str | None = None
+    lr: float | None = None
 
 
 CORRUPTED_RECORD: dict[str, JsonValue] = {"name": "c", "corruptions": {"corruptions": "published"}}
@@ -89,13 +90,14 @@ def store_runs(
         trials, results = list[Trial](), list[Result]()
         for run in runs:
             trial_id += 1
+            training = {} if run.lr is None else {"training": {"lr": run.lr}}
             trial = Trial(
                 id=trial_id,
                 experiment_id=number,
                 number=trial_id,
                 fingerprint=f"{run.cell}-{run.seed}",
                 cell=f"cell {run.cell}",
-                config={"rank": run.cell, "seed": run.seed},
+                config={"rank": run.cell, "seed": run.seed, **training},
                 dataset=run.dataset,
                 model=run.model,
                 layer="dense",
@@ -747,6 +749,26 @@ class TestQuestions:
                 board = only_board(ask(session, filters=filters, limit=4, after=board.next, **asked))
                 rows += board.rows
             assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}, (tag, asked)
+
+    def test_bold_is_of_those_asked_for_that_neither_lead_nor_end_the_board(
+        self, rank: Rank, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Twice as many of the board's ends are walked as would do if they were everywhere: none of them is there."""
+        monkeypatch.setattr(stored_rivals, "_FEW", 0)
+        monkeypatch.setattr(source, "ALL", 0)
+        rank(
+            [
+                Run(cell, seed, accuracy=(100 - cell) / 128 + seed / 4096, lr=1.0 if 50 <= cell < 90 else None)
+                for cell in range(100)
+                for seed in (0, 1)
+            ]
+        )
+        filters = Filters(where=(condition("training.lr=1"),))
+        first = only_board(ask(session, filters=filters, limit=20))
+        second = only_board(ask(session, filters=filters, limit=20, after=first.next))
+        assert [row.cell for row in first.rows if "accuracy" in row.best] == ["cell 50"]
+        assert [row.cell for row in second.rows] == [f"cell {cell}" for cell in range(70, 90)]
+        assert not any("accuracy" in row.best for row in second.rows)
 
     @MODES
     def test_incomplete_rows_are_no_match_for_complete_ones_of_another_page(
