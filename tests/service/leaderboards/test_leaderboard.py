@@ -784,6 +784,22 @@ class TestQuestions:
         assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
 
     @MODES
+    def test_where_all_rows_are_incomplete_those_of_other_pages_are_compared(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        rank(
+            [
+                Run(cell, seed, "a" if seed < 2 else None, accuracy=cell / 8 + seed / 64)
+                for cell in range(3)
+                for seed in range(3)
+            ]
+        )
+        asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"))
+        first = only_board(asked(limit=1))
+        second = only_board(asked(limit=2, after=first.next))
+        assert ["accuracy" in row.best for row in (*first.rows, *second.rows)] == [True, False, False]
+
+    @MODES
     def test_a_row_that_lacks_the_metric_of_a_seed_is_no_match_for_complete_ones(
         self, rank: Rank, session: Session, tag: str | None
     ) -> None:
