@@ -372,7 +372,7 @@ class _Run:
             "best": self.best,
             "best_constraint": self.best_constraint,
             "constraint": self.constraint.state_dict(),
-            "progress": {name: value for name, value in asdict(self.progress).items() if name != "peak_memory"},
+            "progress": asdict(self.progress),
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> Progress:

@@ -54,6 +54,7 @@ class Run:
     error: float | None = None
     """Its mean corruption error."""
     baseline: str | None = None
+    lr: float | None = None
 
 
 CORRUPTED_RECORD: dict[str, JsonValue] = {"name": "c", "corruptions": {"corruptions": "published"}}
@@ -90,13 +91,14 @@ def store_runs(
         trials, results = list[Trial](), list[Result]()
         for run in runs:
             trial_id += 1
+            training = {} if run.lr is None else {"training": {"lr": run.lr}}
             trial = Trial(
                 id=trial_id,
                 experiment_id=number,
                 number=trial_id,
                 fingerprint=f"{run.cell}-{run.seed}",
                 cell=f"cell {run.cell}",
-                config={"rank": run.cell, "seed": run.seed},
+                config={"rank": run.cell, "seed": run.seed, **training},
                 dataset=run.dataset,
                 model=run.model,
                 layer="dense",
@@ -749,6 +751,26 @@ class TestQuestions:
                 rows += board.rows
             assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}, (tag, asked)
 
+    def test_bold_is_of_those_asked_for_that_neither_lead_nor_end_the_board(
+        self, rank: Rank, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Twice as many of the board's ends are walked as would do if they were everywhere: none of them is there."""
+        monkeypatch.setattr(stored_rivals, "_FEW", 0)
+        monkeypatch.setattr(source, "ALL", 0)
+        rank(
+            [
+                Run(cell, seed, accuracy=(100 - cell) / 128 + seed / 4096, lr=1.0 if 50 <= cell < 90 else None)
+                for cell in range(100)
+                for seed in (0, 1)
+            ]
+        )
+        filters = Filters(where=(condition("training.lr=1"),))
+        first = only_board(ask(session, filters=filters, limit=20))
+        second = only_board(ask(session, filters=filters, limit=20, after=first.next))
+        assert [row.cell for row in first.rows if "accuracy" in row.best] == ["cell 50"]
+        assert [row.cell for row in second.rows] == [f"cell {cell}" for cell in range(70, 90)]
+        assert not any("accuracy" in row.best for row in second.rows)
+
     @MODES
     def test_incomplete_rows_are_no_match_for_complete_ones_of_another_page(
         self, rank: Rank, session: Session, tag: str | None
@@ -761,6 +783,22 @@ class TestQuestions:
         assert ["accuracy" in row.best for row in first.rows] == [True, False]
         second = only_board(ask(session, filters=Filters(tag=tag, protocol="a"), limit=2, after=first.next))
         assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
+
+    @MODES
+    def test_where_all_rows_are_incomplete_those_of_other_pages_are_compared(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        rank(
+            [
+                Run(cell, seed, "a" if seed < 2 else None, accuracy=cell / 8 + seed / 64)
+                for cell in range(3)
+                for seed in range(3)
+            ]
+        )
+        asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"))
+        first = only_board(asked(limit=1))
+        second = only_board(asked(limit=2, after=first.next))
+        assert ["accuracy" in row.best for row in (*first.rows, *second.rows)] == [True, False, False]
 
     @MODES
     def test_a_row_that_lacks_the_metric_of_a_seed_is_no_match_for_complete_ones(
