@@ -55,6 +55,8 @@ class Pool:
         self.now = 0
         self.decision = Decision()
         self.shares: dict[int, int] = {}
+        self.due: dict[int, int] | None = None
+        """Their shares, where it is not asked for them."""
 
     def running(self, grid: Grid) -> int:
         return sum(run.grid is grid for run in self.runs)
@@ -86,7 +88,8 @@ class Pool:
         ]
         room = [node.room for node in self.nodes]
         self.usage.add(demands, room, 1)
-        self.shares = allocate(demands, room, most_experiments=99, usage=self.usage)
+        shares = allocate(demands, room, most_experiments=99, usage=self.usage)
+        self.shares = shares if self.due is None else self.due
         decide = partial(self.places.decide, demands, self.shares, self.nodes, self.standing, self.now)
         self.decision = decide(hungry=demands if self.mend else ())
         self.shares = dict(Counter(self.shares) + Counter(self.decision.lent))
@@ -102,6 +105,11 @@ class Pool:
                 grid.longest_short = max(grid.longest_short, grid.short_for)
             else:
                 grid.short_for = 0
+
+    def idle(self) -> bool:
+        """Whether a node has room for a trial that somebody could run."""
+        more = [grid.needs for grid in self.grids if self.running(grid) < grid.most]
+        return any(needs.fits(self.free(node)) for needs in more for node in self.nodes)
 
     def ticks(self, count: int) -> None:
         for _ in range(count):
@@ -458,14 +466,29 @@ def test_no_room_stays_empty_that_fits_what_has_a_share(pool: Pool) -> None:
             grid.number: pool.shares.get(grid.number, 0) - pool.decision.lent.get(grid.number, 0) for grid in pool.grids
         }
         waits = any(pool.running(grid) < owed[grid.number] for grid in pool.grids)
-        more = [grid.needs for grid in pool.grids if pool.running(grid) < grid.most]
-        idle = 0 if waits else idle + any(needs.fits(pool.free(node)) for needs in more for node in pool.nodes)
+        idle = 0 if waits else idle + pool.idle()
         assert idle <= places.SHORT_SECONDS + 1
         for grid in pool.grids:
             if pool.running(grid) < pool.shares.get(grid.number, 0):
                 shunned = pool.decision.shunned_by(grid.number)
                 open_to_it = [node for node in pool.nodes if node.id not in shunned]
                 assert not any(grid.needs.fits(pool.free(node)) for node in open_to_it)
+
+
+@given(pools(), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=6))
+def test_whatever_shares_leave_over_is_lent(pool: Pool, put: list[tuple[int, int]]) -> None:
+    """Wherever those trials stand that shares are for: what else fits has begun within seconds, and goes on."""
+    pool.due = Counter()
+    for at, where in put:
+        grid, node = pool.grids[at % len(pool.grids)], pool.nodes[where % len(pool.nodes)]
+        if pool.running(grid) < grid.most and grid.needs.fits(pool.free(node)):
+            pool.runs.append(Run(grid, node.id, ends=99))
+            pool.due[grid.number] += 1
+    idle = 0
+    for _ in range(12):
+        pool.tick()
+        idle = idle + 1 if pool.idle() else 0
+        assert idle <= places.SHORT_SECONDS + 1
 
 
 def test_a_decision_over_a_thousand_places_is_quick() -> None:
