@@ -168,10 +168,10 @@ def shares(bench: Bench, lengths: Lengths) -> dict[str, Any]:
 def lending(bench: Bench, lengths: Lengths) -> dict[str, Any]:
     """From a grid's first trial until its second runs, in room that was lent; then who is due it begins as one ends.
 
-    Its trials take five processors of eight, and on each node one stands that takes three: on one node these would
-    leave room for a single trial, which is all that is its share.
+    Its trials take five processors of eight, and on each node one stands that takes three. Counted as if these were on
+    one node they leave room for a single one, which is its share; where they stand there is room for two.
     """
-    pair = bench.post(2, 100 * lengths.long, resources={"cpus": 3})
+    pair = bench.post(2, 100 * lengths.long, priority=1, resources={"cpus": 3})
     _wait(lambda: _all(bench.training(pair), 2))
     grid = bench.post(400, lengths.short, resources={"cpus": 5})
     _wait(lambda: bench.running(grid))
