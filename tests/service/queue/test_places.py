@@ -286,6 +286,13 @@ class TestLending:
             again = self.decide(mind, now, *apart, *full[3:], shares={1: 2, 3: 1}, large=0)
         assert again.lent == {3: 1}
 
+    def test_what_runs_and_did_not_say_where_yet_is_in_nobodys_room(self) -> None:
+        mind, large = Places(), Amount(5)
+        demands = [Demand(1, 2, large, running=2), Demand(2, 9, large)]
+        for now in (0, 4):
+            found = mind.decide(demands, {1: 2}, TWO_NODES, lambda: [Standing(1, "a", large)], now, hungry=demands)
+        assert found.lent == {}, "three processors are left on each node"
+
     def test_a_place_that_is_kept_or_another_is_to_begin_in_is_nobodys(self) -> None:
         mind, apart = Places(), [Standing(1, "a", self.SMALL, ("0",)), Standing(1, "b", self.SMALL, ("0",))]
         for now in (0, 4):
