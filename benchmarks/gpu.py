@@ -54,6 +54,7 @@ import torch
 from measuring import circumstances, parser, rounded
 from networks import DELTA, Layer, weights
 from training import CASES, IMAGES, TOYS, Case, Load, case_config, model_of, our_rounds, their_rounds
+from ttsv.config.memory import allocator_share
 from ttsv.config.training import TrainingConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
@@ -700,7 +701,8 @@ def _line(process: "subprocess.Popen[str]") -> str:
 def _share(bench: Bench, share: float) -> None:
     """One of several: a training that is begun at a word, after a first one that loads everything; says its seconds."""
     if bench.device.type == "cuda" and share < 1:
-        torch.cuda.set_per_process_memory_fraction(share)
+        card = torch.cuda.get_device_properties(bench.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(allocator_share(share, card))
     data = load_dataset("synthetic:3x16x16:10:200" if bench.toy else IMAGES["cuda"], bench.folder)
     steps = 2 if bench.toy else 31
     config = TrialConfig(

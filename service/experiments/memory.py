@@ -11,13 +11,11 @@ from sqlalchemy.orm import Session
 
 from service.database import Result, Trial
 from service.experiments.estimate import Key, key_of, newest_measured
-from ttsv.config.memory import TrialMemory, trial_memory
+from ttsv.config.memory import CONTEXT_BYTES, TrialMemory, trial_memory
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
 GIB = 2**30
-CONTEXT_BYTES = GIB // 2
-"""What CUDA takes of a card for each process before any tensor: some 0.5 GiB, more or less by card and driver."""
 HELD_IN_PIECES = 1.1
 """What torch's allocator holds over what tensors take at most: it keeps whole blocks, which count in a share."""
 

@@ -120,8 +120,9 @@ class Places:
     of the experiment has begun there, or its share is gone: meanwhile no other begins a trial there, and those that run
     end one by one; or at once, those of experiments whose trials give way, where that makes room.
 
-    Room is lent where every trial that has a share runs, or has room, or a node that is kept for it. While one waits
-    for others to end nothing is lent, and what was is given back: it would wait for those that begin there, too.
+    Room is lent where every trial that has a share runs, or has room, or a node that is kept for it; whose trial ends
+    there has the next one follow it. While one waits for others to end nothing is lent, and what was is given back: it
+    would wait for those that begin there, too.
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,8 @@ class Places:
         self._said: dict[int, tuple[str | None, float]] = {}
         self._moving: Collection[int] = ()
         self._spare_since: float | None = None
-        self._lent: Mapping[int, int] = {}
+        self._lent: dict[int, tuple[int, float]] = {}
+        """How many trials more than its share an experiment was lent, and when so many ran last."""
 
     def decide(
         self,
@@ -157,9 +159,10 @@ class Places:
         moving, self._moving = self._moving, ()
         lent, self._lent = self._lent, {}
         spare = self._has_spare(hungry, shares, places, now)
-        if not (short or spare or lent) or not places:  # while no node is known, nobody can say what it lacks
+        lends = spare or lent or any(one.running > shares.get(one.experiment_id, 0) for one in hungry)
+        if not (short or lends) or not places:  # while no node is known, nobody can say what it lacks
             return Decision()
-        floor = Floor(places, standing())
+        floor = _floor(places, standing(), demands)
         waiting = [
             demand for demand in short if not demand.running and now - self._since[demand.experiment_id] >= SAY_SECONDS
         ]
@@ -169,9 +172,8 @@ class Places:
         reasons = {number: self._reason(number, lack, floor, now) for number, lack in lacks.items()}
         staying = way.staying()
         self._moving = staying.keys()
-        self._lent = self._lend(hungry, shares, floor, spare=spare) if spare or lent else {}
         told = {number: reason for number, reason in reasons.items() if reason is not None}
-        return Decision(told, kept, staying, self._lent)
+        return Decision(told, kept, staying, self._lend(hungry, shares, floor, lent, now, spare=spare))
 
     def _short(self, demands: Sequence[Demand], shares: Mapping[int, int], now: float) -> list[Demand]:
         """Those that have had fewer trials than their share for a while, the longest first."""
@@ -227,25 +229,44 @@ class Places:
         return self._spare_since is not None and now - self._spare_since >= SHORT_SECONDS
 
     def _lend(
-        self, hungry: Sequence[Demand], shares: Mapping[int, int], floor: Floor, *, spare: bool
+        self,
+        hungry: Sequence[Demand],
+        shares: Mapping[int, int],
+        floor: Floor,
+        before: Mapping[int, tuple[int, float]],
+        now: float,
+        *,
+        spare: bool,
     ) -> dict[int, int]:
-        """Who may run how many trials more than its share: those that run already, and what has room beside all others.
+        """Who may run how many trials more than its share: those that run already, those that follow one that has just
+        ended, and what has room beside all others.
 
         None where a trial that has a share waits for others to end.
         """
         coming = [one for one in hungry for _ in range(shares.get(one.experiment_id, 0) - one.running)]
         if len(coming) > MOST_AT_ONCE:
             return {}
+        kept = self._nodes()
         for demand in coming:
-            has_room = floor.put(Standing(demand.experiment_id, None, _next_needs(demand)), self._nodes())
+            has_room = floor.put(Standing(demand.experiment_id, None, _next_needs(demand)), kept)
             if not has_room and demand.experiment_id not in self._kept:
                 return {}
-        lent = {one.experiment_id: one.running - shares.get(one.experiment_id, 0) for one in hungry}
+        found, more = dict[int, int](), list[Demand]()
+        for one in hungry:
+            over, further = max(0, one.running - shares.get(one.experiment_id, 0)), _more(one, shares)
+            count, at = before.get(one.experiment_id, (0, now))
+            if over >= count or now - at >= SHORT_SECONDS:
+                count, at = over, now
+            if count:
+                self._lent[one.experiment_id] = count, at
+            following = min(count - over, further)
+            following = sum(floor.put(Standing(one.experiment_id, None, one.needs), kept) for _ in range(following))
+            found[one.experiment_id] = over + following
+            more.append(replace(one, trials=further - following, running=0))
         if spare:
-            more = [replace(one, trials=_more(one, shares), running=0) for one in hungry]
-            for number, count in allocate(more, floor.rests(self._nodes()), most_experiments=MOST_AT_ONCE).items():
-                lent[number] = max(0, lent[number]) + count
-        return {number: count for number, count in lent.items() if count > 0}
+            for number, count in allocate(more, floor.rests(kept), most_experiments=MOST_AT_ONCE).items():
+                found[number] += count
+        return {number: count for number, count in found.items() if count}
 
     def _nodes(self) -> set[str]:
         return {kept.node for kept in self._kept.values()}
@@ -274,6 +295,15 @@ class Places:
             lack += f"; {floor.host(kept.node)} is kept for it while trials end there"
         self._said[number] = lack, now
         return lack
+
+
+def _floor(places: Sequence[Place], standing: Iterable[Standing], demands: Sequence[Demand]) -> Floor:
+    """The nodes with what stands there, and with what runs by now and has not said where."""
+    stands = list(standing)
+    counts = Counter(trial.experiment_id for trial in stands)
+    for one in demands:
+        stands += [Standing(one.experiment_id, None, one.needs)] * (one.running - counts[one.experiment_id])
+    return Floor(places, stands)
 
 
 def _more(demand: Demand, shares: Mapping[int, int]) -> int:

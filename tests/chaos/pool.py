@@ -5,7 +5,8 @@
 Two workers: one stands still with all that it runs, as if it were a machine that is away (of one on its own machine a
 worker sees the end at once), until the other runs its trials. One worker and a second node, four places in all: an
 urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
-endless grids; a cancelling, until no process is left of it; a drain, until no process is left at all. `--quick` has
+endless grids; a cancelling, until no process is left of it; a drain, until no process is left at all. With four times
+as many places, room that shares leave over, lent to a grid and given back. `--quick` has
 leases and trials short, to see that it works: no bound, no record. Ends with code 1 where a bound is missed.
 """
 
@@ -28,11 +29,14 @@ from sqlalchemy import select
 from service.client import Client
 from service.database import Trial, TrialState
 from service.database.engine import Database
+from service.queue.places import SHORT_SECONDS
 from tests.chaos.program import PROCESS
 from tests.chaos.site import QUICK, Site
 
 RECORDS = Path(__file__).with_name("pools.jsonl")
-NAMES = ("takeover", "urgent", "preempting", "shares", "cancel", "drain")
+NAMES = ("takeover", "urgent", "preempting", "shares", "lending", "cancel", "drain")
+SITES: dict[str, dict[str, Any]] = {"takeover": {"rival": True}, "lending": {"cpus": 8}}
+"""What another site has than one worker and a second node of two places each."""
 PATIENCE = 600.0
 START_SECONDS = 10.0
 """What a trial's process may take to begin, once there is a place."""
@@ -92,12 +96,13 @@ def main() -> int:
         "urgent": urgent,
         "preempting": preempting,
         "shares": shares,
+        "lending": lending,
         "cancel": cancel,
         "drain": drain,
     }
     for name in NAMES:
         if name in options.only:
-            with benches(options.database, quick=options.quick, rival=name == "takeover") as bench:
+            with benches(options.database, quick=options.quick, **SITES.get(name, {})) as bench:
                 found[name] = work[name](bench, lengths)
             told = ", ".join(f"{key} {value}" for key, value in found[name].items() if key != "kept")
             print(f"{name}: {told}: {'kept' if found[name]['kept'] else 'missed'}", flush=True)
@@ -155,17 +160,31 @@ def shares(bench: Bench, lengths: Lengths) -> dict[str, Any]:
     places = 2 * bench.site.cpus
     both = [bench.post(400, lengths.short) for _ in range(2)]
     _wait(lambda: all(_all(bench.training(one), places // 2) for one in both))
-    had, idle, looks = Counter[int](), 0, 0
-    done = _succeeded(bench, *both)
-    while _succeeded(bench, *both) < done + 10:
-        running = [one.experiment_id for one in bench.trials(*both) if one.state is TrialState.RUNNING]
-        had.update(running)
-        looks += 1
-        idle += max(0, places - len(running))
-        time.sleep(0.2)
+    had, idle = _ten_ends(bench, places, *both)
     share = had[both[0]] / had.total()
-    found = {"share": round(share, 3), "bound": "0.45 to 0.55", "idle": round(idle / (looks * places), 3)}
-    return found | {"kept": abs(share - 0.5) <= 0.05}
+    return {"share": round(share, 3), "bound": "0.45 to 0.55", "idle": idle, "kept": abs(share - 0.5) <= 0.05}
+
+
+def lending(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """From a grid's first trial until its second runs, in room that was lent; then who is due it begins as one ends.
+
+    Its trials take five processors of eight, and on each node one stands that takes three. Counted as if these were on
+    one node they leave room for a single one, which is its share; where they stand there is room for two.
+    """
+    pair = bench.post(2, 100 * lengths.long, priority=1, resources={"cpus": 3})
+    _wait(lambda: _all(bench.training(pair), 2))
+    grid = bench.post(400, lengths.short, resources={"cpus": 5})
+    _wait(lambda: bench.running(grid))
+    began = time.monotonic()
+    _wait(lambda: _all(bench.running(grid), 2))
+    found = _timed(time.monotonic() - began, SHORT_SECONDS + START_SECONDS)
+    _, idle = _ten_ends(bench, 2, grid)
+    wanted = bench.post(1, lengths.short, priority=1000, resources={"cpus": 5})
+    began, done = time.monotonic(), _succeeded(bench, grid)
+    _wait(lambda: bench.running(wanted))
+    back, bound = time.monotonic() - began, lengths.short / 2 + START_SECONDS
+    told = {"idle": idle, "given back after": round(back, 1), "ends meanwhile": _succeeded(bench, grid) - done}
+    return found | told | {"kept": found["kept"] and back <= bound}
 
 
 def cancel(bench: Bench, lengths: Lengths) -> dict[str, Any]:
@@ -197,9 +216,9 @@ def drain(bench: Bench, lengths: Lengths) -> dict[str, Any]:
 
 
 @contextmanager
-def benches(kind: str, *, quick: bool, rival: bool) -> Iterator[Bench]:
+def benches(kind: str, *, quick: bool, **more: Any) -> Iterator[Bench]:
     """A fresh site, all of whose workers and nodes are up."""
-    site = Site(kind, rival=rival, settings=QUICK if quick else {})
+    site = Site(kind, settings=QUICK if quick else {}, **more)
     database = site.database()
     try:
         site.start()
@@ -210,6 +229,18 @@ def benches(kind: str, *, quick: bool, rival: bool) -> Iterator[Bench]:
     finally:
         database.close()
         site.close()
+
+
+def _ten_ends(bench: Bench, places: int, *experiments: int) -> tuple[Counter[int], float]:
+    """Until ten trials have ended: places that each experiment has had, summed over time, and what part was idle."""
+    had, idle, looks, done = Counter[int](), 0, 0, _succeeded(bench, *experiments)
+    while _succeeded(bench, *experiments) < done + 10:
+        running = [one.experiment_id for one in bench.trials(*experiments) if one.state is TrialState.RUNNING]
+        had.update(running)
+        looks += 1
+        idle += max(0, places - len(running))
+        time.sleep(0.2)
+    return had, round(idle / (looks * places), 3)
 
 
 def _timed(seconds: float, bound: float) -> dict[str, Any]:

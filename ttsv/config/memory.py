@@ -15,6 +15,8 @@ WORKSPACES = 128 << 20
 """Bytes that libraries take of torch's own memory: 32 MiB are cuBLAS's; the rest is an allowance for cuDNN's kernels,
 which take more where there is more and do with less."""
 
+CONTEXT_BYTES = 1 << 29
+"""What CUDA takes of a card for each process beside torch's memory: some 0.5 GiB, more or less by card and driver."""
 GRADIENTS_AT_ONCE = 8 << 20
 """Bytes of gradients after which parameters are stepped within the backward pass."""
 _CLIPPING_PART, _CLIPPING_TIMES = 3 << 27, 10
@@ -51,6 +53,14 @@ class TrialMemory:
         """What it takes of so many bytes."""
         training = self.training - (self.images if self.images > room / 2 else 0)
         return max(training, self.evaluation)
+
+
+def allocator_share(gpus: float, card: float) -> float:
+    """Which part of a card of so many bytes torch's allocator may fill, of a process that has a fraction of it.
+
+    CUDA's context comes beside it: without room for that, processes that fill their shares would take more than all.
+    """
+    return max(0.0, gpus - CONTEXT_BYTES / card)
 
 
 class _Decides(NamedTuple):

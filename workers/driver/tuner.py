@@ -170,8 +170,8 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
 
     A free process goes to a trial for which none is being started yet. To the first that waits, as Tune has it, it
     would go in place of the process that starts for that one: where trials are shorter than such a start, a driver that
-    may run more of them would never get so far. But one that has waited long for room comes first: else all that are
-    handed out later would begin before it, though it were lost.
+    may run more of them would never get so far. But one that has waited long for room comes first, and before all
+    others one that was lost, though its process starts: else all that are handed out later would begin before it.
     """
     tuner = controller._tune_controller
     feed.watch(tuner._actor_cache)
@@ -179,16 +179,24 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
         _send_elsewhere(tuner, shunned)
     late: list[Trial] = [trial for trial in tuner._pending_trials if _is_late(tuner, trial, feed)]
     if late:
-        return max(late, key=lambda trial: feed.waited(trial.trial_id))
+        return max(late, key=lambda trial: (_began_before(trial), feed.waited(trial.trial_id)))
     waiting: list[Trial] = [trial for trial in tuner._pending_trials_list if trial in tuner._pending_trials]
     return next((trial for trial in waiting if trial not in tuner._trial_to_actor), waiting[0] if waiting else None)
 
 
 def _is_late(tuner: Any, trial: Trial, feed: Feed) -> bool:
-    """Whether a trial has waited long for room for a process of its own, and could have one that is free."""
+    """Whether a trial has waited long for room, or though it was lost, and could have a process that is free."""
+    if feed.waited(trial.trial_id) <= PLACE_SECONDS:
+        return False
     placeless = tuner._trial_to_actor.get(trial) in tuner._actor_manager._pending_actors_to_attrs
-    free = placeless and bool(tuner._actor_cache.has_cached_object(trial.placement_group_factory))
-    return free and feed.waited(trial.trial_id) > PLACE_SECONDS
+    wants = placeless or _began_before(trial)
+    return wants and bool(tuner._actor_cache.has_cached_object(trial.placement_group_factory))
+
+
+def _began_before(trial: Trial) -> bool:
+    """Whether it lost a process, or gave way."""
+    job = job_of(trial)
+    return job.attempt > 0 or job.stored_epochs > 0
 
 
 def _send_elsewhere(tuner: Any, shunned: tuple[str, ...]) -> None:

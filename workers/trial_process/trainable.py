@@ -112,6 +112,7 @@ class TrialTrainable(tune.Trainable):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch  # here, as drivers import this module, and compute nothing
 
+        from ttsv.config.memory import allocator_share
         from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE, keep_freed_memory, why_no_card
 
         # Before the GPU is used: one of this process's later trials may have to be deterministic.
@@ -123,7 +124,8 @@ class TrialTrainable(tune.Trainable):
         expected = PIPES in os.environ or any(_DEVICES.glob("nvidia[0-9]*"))
         self._refused = why_no_card() if gpus > 0 and expected else None
         if shares and torch.cuda.is_available():
-            torch.cuda.set_per_process_memory_fraction(gpus)
+            card = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(allocator_share(gpus, card))
         keep_freed_memory()
         self._begin(cast(TuneConfig, config))
 

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
@@ -25,7 +26,7 @@ from workers.worker.drivers import Drivers
 LOOK_AGAIN_SECONDS = 60.0
 MOST_PASSED = 1_000
 PLACES_SECONDS = 1.0
-"""For so long it is not asked again where trials run."""
+"""For so long it is not asked again where trials run, while as many do."""
 SHARING_SECONDS = 60.0
 """For so long a worker that was seen to share this cluster counts as one."""
 IDLE_SECONDS = 60.0
@@ -129,7 +130,7 @@ class Scheduler:
     def _standing(self, ours: Sequence[Demand], seen: Sequence[Node]) -> list[Standing]:
         """What runs where in this cluster: trials of ours, and of the workers that share it."""
         with self._database.look() as session:
-            running = self._newest_at_work(session)
+            running = self._newest_at_work(session, ours)
             needs = {demand.experiment_id: demand.needs for demand in ours}
             running = [one for one in running if one.experiment_id in needs or one.worker in self._sharing]
             needs |= nodes.needs_of(session, {one.experiment_id for one in running} - needs.keys())
@@ -145,8 +146,11 @@ class Scheduler:
             for trial in running
         ]
 
-    def _newest_at_work(self, session: Session) -> list[AtWork]:
-        if time.monotonic() >= self._at_work_after:
+    def _newest_at_work(self, session: Session, ours: Sequence[Demand] = ()) -> list[AtWork]:
+        """What runs where; asked again also where of `ours` more or fewer run by now: who ended has left room."""
+        counts = Counter(trial.experiment_id for trial in self._at_work)
+        changed = any(counts[demand.experiment_id] != demand.running for demand in ours)
+        if changed or time.monotonic() >= self._at_work_after:
             self._at_work = nodes.at_work(session)
             self._at_work_after = time.monotonic() + PLACES_SECONDS
         return self._at_work

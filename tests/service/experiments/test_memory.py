@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from service.database.engine import Database
 from service.experiments import submission
-from service.experiments.memory import CONTEXT_BYTES, GIB, HELD_IN_PIECES, Memory, MemoryEstimator, advise
+from service.experiments.memory import GIB, HELD_IN_PIECES, Memory, MemoryEstimator, advise
 from service.queue.leases import Lease
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
-from ttsv.config.memory import TrialMemory, trial_memory
+from ttsv.config.memory import CONTEXT_BYTES, TrialMemory, allocator_share, trial_memory
 from ttsv.config.trial import TrialConfig
 
 MIB = 2**20
@@ -90,6 +90,9 @@ def test_a_fraction_is_enough_and_one_more_trial_would_not_fit(most: float, card
     else:
         count = int(1 / found.gpus)
         assert found.gpus * card * GIB >= need
+        may_fill = allocator_share(found.gpus, card * GIB) * card * GIB
+        assert may_fill >= 0.999_999 * most * HELD_IN_PIECES
+        assert count * (may_fill + CONTEXT_BYTES) <= 1.000_001 * card * GIB, "whatever they hold, all have room"
         assert int(10_000 / (count + 1)) / 10_000 * card * GIB < need
         (note,) = found.notes
         assert f"resources.gpus: {found.gpus:g} " in note

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,8 +124,8 @@ class Handed:
 
     trial_id = ""
 
-    def __init__(self, *shunned: str) -> None:
-        self.config = {"job": {}, "shunned": shunned}
+    def __init__(self, *shunned: str, attempt: int = 0) -> None:
+        self.config = {"job": asdict(Job(1, 1, 0, {}, attempt=attempt)), "shunned": shunned}
         self.placement_group_factory = self.default_resource_request(self.config)
 
     def get_trainable_cls(self) -> Handed:
@@ -177,10 +178,10 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
 def test_a_free_process_is_for_what_has_waited_long_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost trial, for which no room came while others of its experiment ended: all later ones would begin before."""
     monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 0.0)
-    table, cached = Table(4, slots=4), [Handed().placement_group_factory]
+    table, cached = Table(5, slots=5), [Handed().placement_group_factory]
     scheduler: Any = make_scheduler(Fifo(), table.feed)
-    starting, lost, other, new = Handed(), Handed(), Handed(), Handed()
-    for handed, name in zip((starting, lost, other, new), "abcd", strict=True):
+    starting, lost, other, new, again = Handed(), Handed(), Handed(), Handed(), Handed(attempt=1)
+    for handed, name in zip((starting, lost, other, new, again), "abcde", strict=True):
         handed.trial_id = name
         table.suggest(name)
     tuner: Any = SimpleNamespace(
@@ -188,10 +189,12 @@ def test_a_free_process_is_for_what_has_waited_long_for_room(monkeypatch: pytest
         _actor_manager=SimpleNamespace(_pending_actors_to_attrs={"l": 1, "o": 1}),
         _pending_trials={starting, lost, other, new},
         _pending_trials_list=[starting, new],  # Tune drops what it asked for room for
-        _trial_to_actor={starting: "s", lost: "l", other: "o"},
+        _trial_to_actor={starting: "s", lost: "l", other: "o", again: "a"},
     )
     controller: Any = SimpleNamespace(_tune_controller=tuner)
     assert scheduler.choose_trial_to_run(controller) is lost
+    tuner._pending_trials.add(again)
+    assert scheduler.choose_trial_to_run(controller) is again, "it was lost, and its process takes long to start"
     monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 60.0)
     assert scheduler.choose_trial_to_run(controller) is new, "room may come at once"
     monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 0.0)

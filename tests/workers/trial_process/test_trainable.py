@@ -94,6 +94,16 @@ def reports(trainable: TrialTrainable) -> list[Report]:
 
 
 @pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Which parts of a card of 8 GiB torch was told that it may fill: CUDA's context takes a sixteenth beside them."""
+    told: list[float] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(total_memory=8 << 30))
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", told.append)
+    return told
+
+
+@pytest.fixture
 def trainable(tmp_path: Path) -> Iterator[TrialTrainable]:
     """One that has run a trial before."""
     trainable = TrialTrainable.__new__(TrialTrainable)  # Ray's constructor wants a running cluster
@@ -268,15 +278,14 @@ def test_a_process_whose_card_torch_cannot_use_does_not_compute_on_the_processor
     trainable.cleanup()
 
 
-def test_a_client_of_mps_has_its_share_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = list[float]()
+def test_a_client_of_mps_has_its_share_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: list[float]
+) -> None:
     monkeypatch.setattr("torch.cuda.init", lambda: None)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", shares.append)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     trainable = TrialTrainable.__new__(TrialTrainable)
     trainable.setup({**config(tmp_path, good), "gpus": 0.25})
-    assert shares == [0.25]
+    assert shares == [0.1875]
     assert isinstance(reports(trainable)[-1], ResultReport)
     trainable.cleanup()
 
@@ -321,17 +330,12 @@ def test_too_little_memory_on_a_shared_card_is_another_thing_than_on_one_of_its_
     trainable.cleanup()
 
 
-@pytest.mark.parametrize(("alone", "shares"), [(False, [0.25]), (True, [])])
-def test_alone_on_a_card_it_may_fill_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, shares: list[float]
-) -> None:
-    found: list[float] = []
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", found.append)
+@pytest.mark.parametrize(("alone", "told"), [(False, [0.1875]), (True, [])])
+def test_alone_on_a_card_it_may_fill_it(tmp_path: Path, shares: list[float], alone: bool, told: list[float]) -> None:
     trainable = TrialTrainable.__new__(TrialTrainable)
     trainable.setup(config(tmp_path, good, alone=alone) | {"gpus": 0.25})
     trainable.cleanup()
-    assert found == shares
+    assert shares == told
 
 
 def test_unusable_configuration(trainable: TrialTrainable, tmp_path: Path) -> None:
@@ -462,18 +466,15 @@ def test_an_evaluation_gets_on_only_where_no_earlier_attempt_came(
 
 @pytest.mark.parametrize(("gpus", "visible"), [(0, ""), (0.5, "GPU-7"), (1, "GPU-7")])
 def test_without_a_gpu_reserved_it_sees_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, visible: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: list[float], gpus: float, visible: str
 ) -> None:
     """Whoever started the cluster; of a shared one it may fill its share alone."""
-    shares: list[float] = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", shares.append)
     trainable = TrialTrainable.__new__(TrialTrainable)
     trainable.setup(config(tmp_path, good) | {"gpus": gpus})
     trainable.cleanup()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
-    assert shares == ([0.5] if gpus == 0.5 else [])
+    assert shares == ([0.4375] if gpus == 0.5 else [])
 
 
 @pytest.mark.parametrize("ending", ["result", "failure", "crash"])

@@ -508,6 +508,33 @@ class TestPlaces:
         assert "staying" not in self.told(lab, spread)
         rig.worker._drain()
 
+    def test_what_shares_leave_over_is_lent_and_whose_trial_ends_there_may_begin_the_next(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two trials of three processors would leave room for one of five were they on one node of eight."""
+        pair = lab.post([0, 1], priority=1, resources={"cpus": 3})
+        rig = Rig(lab, ECHO)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
+        rig.turn_until(lambda: self.told(lab, pair))
+        self.place(lab, pair, "gpu1", "gpu2")
+        grid = lab.post([10, 11, 12, 13], resources={"cpus": 5})
+        rig.turn_until(lambda: self.told(lab, grid))
+        assert self.told(lab, grid)["slots"] == 1
+        rig.turn_until(lambda: self.told(lab, grid)["slots"] == 2)
+        monkeypatch.setattr("service.queue.places.SHORT_SECONDS", 60)
+        monkeypatch.setattr("workers.worker.scheduler.PLACES_SECONDS", 60)
+        self.place(lab, grid, "gpu1", "gpu2")
+        rig.worker._turn()
+        first, *_ = lab.trials(grid)
+        lab.database.write(under(Lease(grid, 1), HeldExperiment.fail_trial, first.id, "error", "of its own"))
+        rig.worker._turn()
+        (driver,) = (driver for driver in rig.worker._drivers if driver.lease.experiment_id == grid)
+        assert driver.told is not None
+        assert json.loads(driver.told)["slots"] == 2
+        lab.post([20], priority=2, resources={"cpus": 5})
+        rig.turn_until(lambda: self.told(lab, grid)["slots"] == 1)
+        rig.worker._drain()
+
     def test_what_a_worker_runs_that_shares_the_cluster_is_taken(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
