@@ -553,11 +553,18 @@ class TestLists:
             page.context.add_cookies([cookie])
             alarm = page.locator("main > .alarm[role=alert]:visible")
             for path in ("/?tag=pages", "/trials/90"):
+                held: list[Any] = []
+                page.route("**/stream?*", lambda route: held.append(route))  # noqa: B023
                 tab.go(f"{site.url}{path}")
                 assert alarm.count() == 0
                 page.context.clear_cookies()
                 come_back(page)
                 alarm.wait_for()
+                # A stream that was asked for before is answered only now, which tells nothing new.
+                held[0].fulfill(content_type="text/event-stream", body=": open\n\n")
+                page.wait_for_timeout(100)
+                assert alarm.is_visible()
+                page.unroute("**/stream?*")
                 assert alarm.inner_text() == "You are signed out: what stands here is not kept up to date. Sign in"
                 next_to = parse_qs(urlsplit(alarm.locator("a").get_attribute("href")).query)
                 assert next_to == {"next": [path]}
