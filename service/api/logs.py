@@ -50,7 +50,10 @@ class _Asked:
     follow: Annotated[bool, Query(description="Go on with what is written, until the end.")] = False
 
     def answer(self, what: str, find: Callable[[Settings], Log | None], is_open: Callable[[Session], bool]) -> Response:
-        """The end of the log that `find` names, or all that is still to come; raises `NotFoundError`."""
+        """The end of the log that `find` names, or all that is still to come; raises `NotFoundError`.
+
+        To follow what never wrote one is to read nothing, whether it ended before it was asked for or after.
+        """
 
         def ended() -> bool:
             with self.database.read() as session:
@@ -59,14 +62,13 @@ class _Asked:
         def newest() -> Log | None:
             return find(self.settings)
 
-        final, path = ended(), newest()
-        if path is None and (final or not self.follow):
-            raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
+        ended()  # raises where it is not there
         if self.follow:
             return StreamingResponse(
                 _follow(self.subscriptions, self.watch, newest, ended, self.tail), headers=_HEADERS
             )
-        assert path is not None
+        if (path := newest()) is None:
+            raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
         return Response(logs.tail(path, self.tail)[0], headers=_HEADERS)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.api.matrices import AskedMatrix, written
-from service.dashboard.wording import NONE, said
+from service.dashboard.wording import NONE, fixed, said
 from service.leaderboards.matrix import Axis, Matrix, Seeds
 from service.leaderboards.metrics import Metric
 from ttsv.config.fields import FieldValue
@@ -137,9 +137,10 @@ def place_text(metric: Metric, value: float | None, deviation: float | None, see
     if value is None:
         return NONE
     reading = metric.reading
-    text = f"{value * reading.factor:.{reading.decimals}f}"
+    mean = value * reading.factor
+    text = fixed(mean, reading.decimals)
     if deviation is not None:
-        text += f" ± {deviation * reading.factor:.{reading.decimals}f}"
+        text += f" ± {fixed(deviation * reading.factor, reading.decimals, mean)}"
     return f"{text} ({seeds} of {trials})"
 
 

@@ -40,9 +40,17 @@ def curve_metrics(images: str | None) -> dict[str, str]:
     return {name: text.replace("validation", measured_on(images)) for name, text in _CURVE_METRICS.items()}
 
 
-def fixed(value: float | None, decimals: int = 3) -> str:
-    """A number with so many decimals."""
-    return NONE if value is None else f"{value:.{decimals}f}"
+def fixed(value: float | None, decimals: int = 3, mean: float | None = None) -> str:
+    """A number with so many decimals; one of which they would show nothing by its first digits, as `numbers.js` has it.
+
+    The deviation of a mean of which they show some is as small as they say.
+    """
+    if value is None:
+        return NONE
+    text = in_digits(value, decimals)
+    if value == 0 or float(text) != 0 or (mean is not None and float(in_digits(mean, decimals)) != 0):
+        return text
+    return f"{value:.1e}".replace("e-0", "e-") if abs(value) < 1e-3 else f"{value:.2g}"
 
 
 def number(value: float | None) -> str:
@@ -52,7 +60,7 @@ def number(value: float | None) -> str:
 
 def percent(value: float | None, decimals: int = 1) -> str:
     """A fraction in percent."""
-    return NONE if value is None else f"{100 * value:.{decimals}f} %"
+    return NONE if value is None else f"{fixed(100 * value, decimals)} %"
 
 
 def measured(value: float | None, metric: Metric) -> str:
@@ -62,7 +70,7 @@ def measured(value: float | None, metric: Metric) -> str:
     unit, reading = unit_of(metric, [value]), metric.reading
     if unit.title == reading.heading and unit.decimals == 0:
         return whole(value)
-    text = in_digits(value * unit.factor, unit.decimals)
+    text = fixed(value * unit.factor, unit.decimals)
     return f"{text} {reading.unit}" if reading.unit else text
 
 

@@ -140,6 +140,7 @@ class Tab:
     page: Any
     complaints: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    asked_last: float = 0.0
 
     def listen(self) -> Callable[[], None]:
         """Begins to note what the page says and asks for; what is returned ends that."""
@@ -153,10 +154,14 @@ class Tab:
             if message.type == "error" or (message.type == "warning" and message.location["url"]):
                 self.complaints.append(message.text)
 
+        def asks(request: Any) -> None:
+            self.asked.append(request.url)
+            self.asked_last = time.monotonic()
+
         listeners: dict[str, Callable[[Any], None]] = {
             "console": said,
             "pageerror": lambda error: self.complaints.append(str(error)),
-            "request": lambda request: self.asked.append(request.url),
+            "request": asks,
             "dialog": opened,
         }
         for event, listener in listeners.items():
@@ -234,15 +239,10 @@ class Tab:
 
     def quiet(self, seconds: float) -> None:
         """Waits for so long a time in which the page asks for nothing; one that never leaves off fails."""
-        end = time.monotonic() + 60
-        count, since = -1, 0.0
-        while True:
-            if len(self.asked) != count:
-                count, since = len(self.asked), time.monotonic()
-            if time.monotonic() >= since + seconds:
-                return
-            assert time.monotonic() < end, self.asked[-5:]
-            self.page.wait_for_timeout(50)
+        began = time.monotonic()
+        while (left := max(began, self.asked_last) + seconds - time.monotonic()) > 0:
+            assert time.monotonic() < began + 60, self.asked[-5:]
+            self.page.wait_for_timeout(1000 * left + 1)
 
 
 @dataclass

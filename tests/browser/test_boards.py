@@ -254,10 +254,15 @@ class TestPlane:
         assert page.evaluate(call, [0, 1200, 20_000]) == [["0", "1\u202f200", "20\u202f000"]] * 2
         assert page.evaluate(call, [0, 5000, 2e5])[0] == ["0", "5e3", "2e5"]
         assert page.evaluate(call, [0.00012, 1.5])[1] == ["1.2e-4", "1.5"]
-        assert page.evaluate(f"async () => {{ {read}; return [-1e-9, 1e30].map(one => inDigits(one, 2)); }}") == [
-            "0.00",
-            "1.000e+30",
-        ]
+        call = f"async (all) => {{ {read}; return all.map(numbers => inDigits(...numbers)); }}"
+        texts = {
+            "-1.2e-9": [-1.24e-9, 2],
+            "0.00": [-0.0, 2],
+            "0.0": [2e-9, 1, 0.1],
+            "0.004": [0.004, 2],
+            "1.000e+30": [1e30, 2],
+        }
+        assert page.evaluate(call, [*texts.values()]) == [*texts]
         # Means that differ in nothing but their last bit are an axis, too.
         assert page.evaluate(f"async (low) => {{ {read}; return evenly(low, low + 2 ** -50); }}", 5) == [5]
 

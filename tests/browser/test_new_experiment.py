@@ -411,6 +411,20 @@ class TestRace:
         stored(tab)
         tab.page.wait_for_timeout(500)
         assert len(experiments(live)) == 2
+        # Who goes back is told, and stores it once more only where they say so.
+        tab.page.locator("#stored a").click()
+        tab.page.wait_for_url("**/experiments/2")
+        tab.page.go_back()
+        submit, said = ready(tab).page.locator("#submit"), tab.page.locator("#stored")
+        assert submit.inner_text() == "Submit once more"
+        assert said.inner_text() == "This is experiment 2, as it was posted."
+        field(tab, "seed").fill("7")
+        ready(tab, "12 trials")
+        assert (submit.inner_text(), said.is_visible()) == ("Submit", False)
+        field(tab, "seed").fill("1")
+        ready(tab, "8 trials")
+        submit.click()
+        said.locator("a", has_text="experiment 3").wait_for()
 
     def test_a_second_try_after_a_lost_answer_makes_one_too(self, live: Site, browse: Browse) -> None:
         tab = ready(browse(f"{live.url}/submit"))

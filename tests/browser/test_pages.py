@@ -24,6 +24,7 @@ from service.client import Client
 from service.database import EpochPoint, Event, Experiment, Trial, TrialState, now
 from service.experiments import actions
 from service.experiments.submission import Draft, submit
+from service.leaderboards.metrics import Metric
 from service.queue import nodes
 from service.queue.cluster import Node
 from service.specs.grid import expand_grid
@@ -553,11 +554,18 @@ class TestLists:
             page.context.add_cookies([cookie])
             alarm = page.locator("main > .alarm[role=alert]:visible")
             for path in ("/?tag=pages", "/trials/90"):
+                held: list[Any] = []
+                page.route("**/stream?*", lambda route: held.append(route))  # noqa: B023
                 tab.go(f"{site.url}{path}")
                 assert alarm.count() == 0
                 page.context.clear_cookies()
                 come_back(page)
                 alarm.wait_for()
+                # A stream that was asked for before is answered only now, which tells nothing new.
+                held[0].fulfill(content_type="text/event-stream", body=": open\n\n")
+                page.wait_for_timeout(100)
+                assert alarm.is_visible()
+                page.unroute("**/stream?*")
                 assert alarm.inner_text() == "You are signed out: what stands here is not kept up to date. Sign in"
                 next_to = parse_qs(urlsplit(alarm.locator("a").get_attribute("href")).query)
                 assert next_to == {"next": [path]}
@@ -886,8 +894,9 @@ class TestEveryPage:
         """At the width of a landscape page nothing stands beyond it, and every part of a page is there."""
         tab = browse("about:blank", width=1031)
         page = tab.page
+        board = "/leaderboards/cifar10?" + "&".join(f"column={metric.value}" for metric in Metric)
         for path in (
-            "/leaderboards/cifar10",
+            board,
             "/experiments/1",
             "/compare?trials=1,2",
             "/trials",
@@ -908,7 +917,18 @@ class TestEveryPage:
             assert page.locator("details:not([open])").count() == 0, path
             exact = page.locator(".swatch, .state").evaluate_all(_NOT_EXACT)
             assert exact == 0, path
-            if path == "/leaderboards/cifar10":  # what is placed in a part that scrolls is left white on paper
+            if path == board:
+                # In parts whose letters can be read: each says what its rows are, and all together have every column.
+                whole, *parts = page.locator(".wide > table[data-fields]").evaluate_all(
+                    "all => all.map(one => [...one.rows[0].cells].map(cell => cell.textContent.trim()))"
+                )
+                assert len(whole) > 40
+                assert max(map(len, parts)) <= 14
+                assert [part[:3] for part in parts] == [whole[:3]] * len(parts)
+                assert whole[:3] + [name for part in parts for name in part[3:]] == whole
+                size = "one => parseFloat(getComputedStyle(one).fontSize)"
+                assert page.locator(".wide > .part").first.evaluate(size) >= 10
+                # What is placed in a part that scrolls is left white on paper.
                 position = "one => getComputedStyle(one).position"
                 assert page.locator(".parallel-figure canvas").first.evaluate(position) == "static"
             if path == "/experiments/1":

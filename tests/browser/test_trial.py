@@ -508,9 +508,12 @@ def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[
         assert trial is not None
         trial.state = TrialState.CANCELLED
 
-    with page.expect_response("**/logs?*"):
-        tab.go(f"{live.url}/trials/{RUNNING + 1}#followed")
-    live.database.write(cancel)
+    def late(route: Any) -> None:
+        live.database.write(cancel)  # since the page was read
+        route.continue_()
+
+    page.route("**/logs?*", late)
+    tab.go(f"{live.url}/trials/{RUNNING + 1}#followed")
     page.locator("#log", has_text="There is none.").wait_for()
     tab.quiet(1)
 

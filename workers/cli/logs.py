@@ -26,11 +26,13 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written, until the end.")] = False,
 ) -> None:
     """Print the log of a trial."""
+    some = False
     if follow:
         following = client.follow_experiment_log if experiment else client.follow_trial_log
         for piece in following(number, tail=tail):
             typer.echo(piece, nl=False)
-    else:
+            some = True
+    if not some:  # of what never wrote one it is said
         log = client.experiment_log if experiment else client.trial_log
         typer.echo(log(number, tail=tail), nl=False)
 

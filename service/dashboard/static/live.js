@@ -41,12 +41,16 @@ function focusable(within) {
 /** The service is away for a moment: its stream connects again by itself, and what was not read is asked for again. */
 class Away extends Error {}
 
+let turns = 0; // that something was asked
+let judged = 0; // the latest turn whose answer was heard: what was asked before it and is answered later tells nothing new
+
 /** What the service answers to a request for such a type; null where it refuses, which the page says. Throws `Away`. */
 async function ask(address, type) {
+  const turn = (turns += 1);
   try {
     const response = await fetch(address, { headers: { Accept: type }, credentials: "same-origin" });
     if (!isAway(response)) {
-      judge(response);
+      judge(turn, response);
       return response.ok && !response.redirected ? await response.text() : null;
     }
   } catch {
@@ -69,11 +73,13 @@ function miss() {
 }
 
 /** Says where nobody is signed in any more, or what the page shows is no more; and takes back what it said. */
-function judge({ status, redirected, url }) {
+function judge(turn, { status, redirected, url }) {
   if (missed > 0) {
     missed = 0;
     document.dispatchEvent(new CustomEvent("answered")); // who waits to ask again need not
   }
+  if (turn < judged) return;
+  judged = turn;
   if (status === 401 || (redirected && new URL(url).pathname === "/login")) {
     const next = location.pathname + location.search + location.hash;
     say(SIGNED_OUT, "Sign in", `/login?${new URLSearchParams({ next })}`);
@@ -168,6 +174,7 @@ let refusals = 0;
 function listen(address, handlers, again) {
   hush();
   if (gone || document.hidden) return;
+  let turn = (turns += 1);
   const mine = new EventSource(address);
   source = mine;
   for (const [name, handle] of Object.entries(handlers)) {
@@ -175,10 +182,11 @@ function listen(address, handlers, again) {
   }
   mine.addEventListener("open", () => {
     refusals = 0;
-    judge({ status: 200 });
+    judge(turn, { status: 200 });
   });
   mine.addEventListener("error", () => {
     if (mine.readyState !== EventSource.CLOSED) {
+      turn = turns += 1; // it connects again
       miss();
       return;
     }

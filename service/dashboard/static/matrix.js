@@ -57,9 +57,9 @@ export class Matrix {
     return grids;
   }
 
-  format(value) {
+  format(value, mean = value) {
     const { factor, decimals } = this.data.reading;
-    return inDigits(value * factor, decimals);
+    return inDigits(value * factor, decimals, mean * factor);
   }
 
   /** A number as it stands in a place so wide: one that is too long for it by its power of ten. */
@@ -83,7 +83,7 @@ export class Matrix {
     const unit = reading.unit ? ` ${reading.unit}` : "";
     const lines = [head];
     if (value[index] !== null) {
-      const spread = deviation[index] === null || texts.seeds === "deviation" ? "" : ` ± ${this.format(deviation[index])}`;
+      const spread = deviation[index] === null || texts.seeds === "deviation" ? "" : ` ± ${this.format(deviation[index], value[index])}`;
       const how = texts.seeds === "mean" ? "" : `${texts.seeds} `;
       lines.push(`${how}${reading.heading} ${this.format(value[index])}${spread}${unit}`);
     }
@@ -539,7 +539,7 @@ export class Matrix {
     const index = this.grid[facet][y * this.data.x.values.length + x];
     const [value, deviation, state] = [places.value[index], places.deviation[index], places.state[index]];
     const count = `(${places.seeds[index]} of ${places.trials[index]})`;
-    const spread = deviation === null ? "" : ` ± ${this.format(deviation)}`;
+    const spread = deviation === null ? "" : ` ± ${this.format(deviation, value)}`;
     const word = state.replaceAll("_", " ");
     cell.textContent =
       value === null ? `${word} ${count}` : `${this.format(value)}${spread} ${count}${state === "succeeded" ? "" : ` ${word}`}`;

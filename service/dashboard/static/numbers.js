@@ -19,10 +19,16 @@ export function short(value) {
   return extreme(number) ? powers(number) : grouped(number.toPrecision(4), 7);
 }
 
-/** A number with so many decimals, a very large one by its power of ten; what rounds to zero has no sign. */
-export function inDigits(value, decimals) {
-  const text = Math.abs(value) >= 1e15 ? value.toExponential(3) : value.toFixed(decimals);
-  return Number(text) === 0 ? text.replace("-", "") : text;
+/**
+ * A number with so many decimals, a very large one by its power of ten; one of which they would show nothing by its first
+ * digits, unless it is the deviation of a `mean` of which they show some.
+ */
+export function inDigits(value, decimals, mean = value) {
+  if (Math.abs(value) >= 1e15) return value.toExponential(3);
+  const text = value.toFixed(decimals);
+  if (Number(text) !== 0) return text;
+  if (value === 0 || Number(mean.toFixed(decimals)) !== 0) return text.replace("-", "");
+  return Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
 }
 
 /** A field's value: what is whole has all its digits, as others are told apart by them. */

@@ -1,12 +1,12 @@
 // Pictures of what was measured of a network: places, marks and bars that are hovered and walked over by keys.
-import { short, tick } from "/static/numbers.js";
+import { inDigits, short, tick } from "/static/numbers.js";
 import { onSheet } from "/static/paper.js";
 import { csv, save } from "/static/save.js";
 import { colour, onScheme, palette, readable, sharp, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
-const percent = (value) => `${(100 * value).toFixed(1)} %`;
+const percent = (value) => `${inDigits(100 * value, 1)} %`;
 const spoken = (name) => name.replaceAll("_", " ");
 
 let library = null;
@@ -274,7 +274,7 @@ export function corruptions({ table, mean }, width) {
             type: "group",
             children: [
               { type: "rect", shape: { x: x - w / 2 + 0.5, y: y - h / 2 + 0.5, width: w - 1, height: h - 1 }, style: { fill: `rgb(${rgb.join(",")})` } },
-              { type: "text", silent: true, style: { text: (100 * data[index][2]).toFixed(1), x, y, fill: readable(rgb), align: "center", verticalAlign: "middle", font: `12px ${FONT}` } },
+              { type: "text", silent: true, style: { text: inDigits(100 * data[index][2], 1), x, y, fill: readable(rgb), align: "center", verticalAlign: "middle", font: `12px ${FONT}` } },
             ],
           };
         }),
@@ -463,7 +463,7 @@ export function reliability({ diagrams }, width) {
       const lines = [
         `${name}: confidence ${percent(from)} to ${percent(to)}`,
         `accuracy ${percent(accuracy)}, mean confidence ${percent(confidence)}`,
-        `${Math.abs(100 * gap).toFixed(1)} points too ${gap < 0 ? "sure" : "unsure"}; ${count} images`,
+        `${inDigits(Math.abs(100 * gap), 1)} points too ${gap < 0 ? "sure" : "unsure"}; ${count} images`,
       ];
       items.push({ series: `bins${which}`, index: bars.length, lines });
       bars.push([100 * from, 100 * to, 100 * accuracy, 100 * confidence]);

@@ -30,7 +30,7 @@ let chosen = null;
 let at = -1;
 let shownFields = []; // the fields that are axes of their own
 
-const shown = (axis, value) => inDigits(value * metrics[axis].factor, metrics[axis].decimals);
+const shown = (axis, value, mean = value) => inDigits(value * metrics[axis].factor, metrics[axis].decimals, mean * metrics[axis].factor);
 const title = (axis) => `${metrics[axis].heading}${metrics[axis].unit ? ` (${metrics[axis].unit})` : ""}`;
 const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
 const wide = (values) => values.every((value) => value > 0) && Math.max(...values) / Math.min(...values) > 30;
@@ -39,9 +39,9 @@ const differing = () => [...data.columns, ...data.decided];
 function words(index) {
   const where = data.columns.map(({ field, name }) => `${name} ${said(data.fields[field][index])}`);
   const number = (axis) => {
-    const error = data[`${axis}_error`][index];
-    const spread = error === null ? "" : ` ± ${shown(axis, error)}`;
-    return `${metrics[axis].heading} ${shown(axis, data[axis][index])}${spread}${metrics[axis].unit ? ` ${metrics[axis].unit}` : ""}`;
+    const [value, error] = [data[axis][index], data[`${axis}_error`][index]];
+    const spread = error === null ? "" : ` ± ${shown(axis, error, value)}`;
+    return `${metrics[axis].heading} ${shown(axis, value)}${spread}${metrics[axis].unit ? ` ${metrics[axis].unit}` : ""}`;
   };
   const [seeds, trials] = [data.seeds[index], data.trials[index]];
   const count = `${seeds === trials ? seeds : `${seeds} of ${trials}`} ${trials === 1 ? "seed" : "seeds"}`;
@@ -283,7 +283,7 @@ function fillRanges(rectangle) {
   ["x", "y"].forEach((axis, which) => {
     ["from", "to"].forEach((end, at) => {
       const value = rectangle?.[which][at];
-      ranges.elements[`${axis}_${end}`].value = value === undefined ? "" : value.toFixed(metrics[axis].decimals + 1);
+      ranges.elements[`${axis}_${end}`].value = value === undefined ? "" : String(Number(value.toPrecision(6)));
     });
   });
 }

@@ -1,6 +1,9 @@
-// Tables wider than their room: the columns that say what a row is stay in sight, and where more is, the edge fades.
+// Tables wider than their room: the columns that say what a row is stay in sight, and where more is, the edge fades. On
+// paper they stand in parts below each other, each with these columns.
+import { onPaper } from "/static/paper.js";
 
 const MOST = 0.45; // of the room there is: the numbers are to be seen, too
+const [WHOLE, PART] = [18, 14]; // columns of a table that is printed whole, and of each part of a wider one
 
 /** How many columns say what a row is: the first or, of a leaderboard, its place and the fields of its configuration. */
 function standing(table) {
@@ -64,3 +67,27 @@ new MutationObserver((records) => {
   for (const room of rooms) watch(room);
   for (const room of new Set(records.map(({ target }) => target.closest(".wide")))) if (known.has(room)) settle(room.querySelector("table"));
 }).observe(document.getElementById("main"), { childList: true, subtree: true });
+
+/** Puts a table that has more columns than a sheet below itself in parts, which stand in its place. */
+function part(table) {
+  const all = table.tHead?.rows[0].cells.length ?? 0;
+  if (all <= WHOLE) return;
+  const first = Math.min(standing(table), PART / 2);
+  const count = Math.ceil((all - first) / (PART - first));
+  const each = Math.ceil((all - first) / count);
+  const parts = Array.from({ length: count }, (_, index) => {
+    const made = table.cloneNode(true);
+    made.classList.add("part");
+    const from = first + index * each;
+    for (const row of made.rows) {
+      [...row.cells].forEach((cell, at) => at >= first && (at < from || at >= from + each) && cell.remove());
+    }
+    return made;
+  });
+  table.after(...parts);
+}
+
+onPaper((on) => {
+  if (on) document.querySelectorAll(".wide > table").forEach(part);
+  else for (const made of document.querySelectorAll(".wide > .part")) made.remove();
+});

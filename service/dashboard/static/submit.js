@@ -24,7 +24,7 @@ const fields = document.getElementById("fields");
 let looked = null; // the text of the last dry run that was answered well, and the key under which it is posted
 let looking = null; // what ends the requests about a text that changed since
 let pushing = false; // the form's changes are on their way into the text
-let posted = null; // the text that was posted last without an answer yet, and its key
+let posted = history.state?.posted ?? null; // the text that was posted last, its key, and as which experiment once that is known
 let posting = false;
 let timer = 0;
 let missed = 0; // times in a row that nothing was said of the text
@@ -185,7 +185,9 @@ async function look() {
     text.removeAttribute("aria-invalid");
     text.setAttribute("aria-describedby", "about-spec");
     problem.hidden = true;
-    looked = posted?.text === asked ? posted : { text: asked, key: newKey() };
+    const before = posted?.text === asked ? posted : null;
+    looked = before !== null && before.experiment === undefined ? before : { text: asked, key: newKey() };
+    tellPosted(before?.experiment);
     preview.classList.remove("stale");
     list.hidden = result.answer.trial_count === 0;
     show(result.answer);
@@ -289,7 +291,16 @@ document.addEventListener("visibilitychange", () => {
 
 /** Keeps the text with this entry of the browser's history: it is here again after a reload, or on the way back. */
 function keep() {
-  if (history.state?.spec !== text.value) history.replaceState({ ...history.state, spec: text.value }, "");
+  history.replaceState({ ...history.state, spec: text.value, posted }, "");
+}
+
+/** Says of a text that it was posted before: who came back to it stores it once more only if that is what they want. */
+function tellPosted(experiment) {
+  if (submit) submit.textContent = experiment === undefined ? "Submit" : "Submit once more";
+  if (experiment === undefined) return;
+  const where = element("a", `experiment ${experiment}`, [], { href: `/experiments/${experiment}` });
+  stored.replaceChildren(element("p", "This is ", [where, ", as it was posted."]));
+  stored.hidden = false;
 }
 
 /** Posts the text that was looked at, and no other. */
@@ -297,6 +308,7 @@ async function post() {
   if (posting || looked === null || looked.text !== text.value || ahead()) return;
   const { text: body, key } = looked;
   posted = looked;
+  keep(); // a second try after a reload has its key, too
   posting = true;
   document.body.setAttribute("aria-busy", "true");
   settle();
@@ -309,14 +321,15 @@ async function post() {
     problem.focus();
     return;
   }
-  posted = null;
-  const address = `/experiments/${Number(result.answer.id)}`;
+  posted = { text: body, key, experiment: Number(result.answer.id) };
+  keep();
+  const address = `/experiments/${posted.experiment}`;
   const warnings = warned(result.answer.warnings);
   if (warnings.length === 0) {
     location.assign(address);
     return;
   }
-  const where = element("a", `experiment ${Number(result.answer.id)}`, [], { href: address });
+  const where = element("a", `experiment ${posted.experiment}`, [], { href: address });
   stored.replaceChildren(element("h3", "Stored"), element("p", "As ", [where, "."]), ...warnings);
   stored.hidden = false;
   where.focus();

@@ -540,6 +540,8 @@ class TestLogs:
     ) -> None:
         trial_id = finished()
         folder = data_dir / "trials" / str(trial_id) / "1"
+        answer = api.get(f"/v1/trials/{trial_id}/logs?follow=true")
+        assert (answer.status_code, answer.text) == (200, "")  # as of one that ended right after it was asked for
         folder.mkdir(parents=True)
         (folder / "trial.log").write_text("a\nb\nc\n" + "x" * 200_000)
         assert api.get(f"/v1/trials/{trial_id}/logs?tail=2&follow=true").text == "c\n" + "x" * 200_000

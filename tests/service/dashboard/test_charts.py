@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.dashboard.charts import line_chart, scatter
 from service.dashboard.trials import curves, layer_ranges
-from service.dashboard.wording import ago, duration, measured, short, size
+from service.dashboard.wording import ago, duration, fixed, measured, short, size
 from service.database import now
 from service.database.engine import Database
 from service.experiments import submission
@@ -135,6 +135,9 @@ class TestWords:
         assert measured(0.0123, Metric.STEP_SECONDS) == "12.30 ms"
         assert measured(None, Metric.ACCURACY) == "\u2013"
         assert measured(3.4e38, Metric.LOSS) == "3.400e+38 nats"
+        assert measured(1.24e-7, Metric.LOSS) == "1.2e-7 nats"
+        assert measured(0.000_04, Metric.ACCURACY) == "0.004 %"
+        assert [fixed(2e-9, 2, mean) for mean in (0.1, 1e-9)] == ["0.00", "2.0e-9"]
         assert [duration(seconds) for seconds in (0.25, 59, 61, 3599.7, 90_000, 1e6)] == [
             "0.2 s",
             "59 s",

@@ -290,7 +290,8 @@ class TestLooking:
         assert run("logs", 1).stdout == "one\ntwo\n"
         assert run("logs", 1, "--tail", 1).stdout == "two\n"
         assert run("logs", 1, "--follow").stdout == "one\ntwo\n"
-        assert "experiment 1 has no log" in run("logs", 1, "--experiment", code=1).stderr
+        for how in ((), ("--follow",)):
+            assert "experiment 1 has no log" in run("logs", 1, "--experiment", *how, code=1).stderr
 
     def test_artifacts(self, run: Run, finished: Callable[[], int], tmp_path: Path) -> None:
         finished()
