@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.tune.search import Searcher
@@ -300,7 +301,7 @@ class TestHalving:
     def test_the_feed_decides_of_tunes_idle_processes(self, wanted: Fifo | Asha) -> None:
         """Schedulers alone are shown Tune's controller; and its pickled books hold no feed."""
         fed, cache = feed(), SimpleNamespace(_may_keep_one=None)
-        waiting = ["a", "b", "c"]
+        first, second, third = waiting = [Mock(trial_id=name) for name in "abc"]
         tuner = SimpleNamespace(
             _actor_cache=cache,
             _actor_manager=SimpleNamespace(_pending_actors_to_attrs={}),
@@ -310,12 +311,12 @@ class TestHalving:
         )
         controller: Any = SimpleNamespace(_tune_controller=tuner)
         scheduler: Any = make_scheduler(wanted, fed)
-        assert scheduler.choose_trial_to_run(controller) == "a"
+        assert scheduler.choose_trial_to_run(controller) is first
         kept = [cache._may_keep_one]
-        tuner._trial_to_actor = {"a": "starts", "c": "starts"}
-        assert scheduler.choose_trial_to_run(controller) == "b"  # no process is being started for it
-        tuner._trial_to_actor["b"] = "starts"
-        assert scheduler.choose_trial_to_run(controller) == "a"
+        tuner._trial_to_actor = {first: "starts", third: "starts"}
+        assert scheduler.choose_trial_to_run(controller) is second  # no process is being started for it
+        tuner._trial_to_actor[second] = "starts"
+        assert scheduler.choose_trial_to_run(controller) is first
         tuner._pending_trials.clear()
         fed.stop()
         assert scheduler.choose_trial_to_run(controller) is None

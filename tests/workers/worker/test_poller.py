@@ -518,9 +518,7 @@ class TestPlaces:
         rig.turn_until(lambda: self.told(lab, pair))
         self.place(lab, pair, "gpu1", "gpu2")
         grid = lab.post([10, 11, 12, 13], resources={"cpus": 5})
-        rig.turn_until(lambda: self.told(lab, grid))
-        assert self.told(lab, grid)["slots"] == 1
-        rig.turn_until(lambda: self.told(lab, grid)["slots"] == 2)
+        rig.turn_until(lambda: self.told(lab, grid).get("slots") == 2)
         monkeypatch.setattr("service.queue.places.SHORT_SECONDS", 60)
         monkeypatch.setattr("workers.worker.scheduler.PLACES_SECONDS", 60)
         self.place(lab, grid, "gpu1", "gpu2")
