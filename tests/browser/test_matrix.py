@@ -452,17 +452,16 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
 
 
 def test_what_another_tab_changed_stands_in_the_form_of_changes(live: Site, browse: Callable[..., Tab]) -> None:
-    here, there = (browse(f"{live.url}/experiments/1").page for _ in range(2))
-    for page, field, text in ((there, "notes", "theirs"), (here, "name", "ours")):
+    here, there = (browse(f"{live.url}/experiments/1") for _ in range(2))
+    for page, field, text in ((there.page, "notes", "theirs"), (here.page, "name", "ours")):
         page.get_by_role("button", name="Edit", exact=True).click()
         page.locator(f"#edit-dialog [name={field}]").fill(text)
         page.locator("#edit-dialog button[type=submit]").click()
         page.locator("#edit-dialog").wait_for(state="hidden")
-    for page in (here, there):
-        page.get_by_role("button", name="Edit", exact=True).click()
-        page.wait_for_timeout(1000)
-        assert page.locator("#edit-dialog [name=name]").input_value() == "ours"
-        assert page.locator("#edit-dialog [name=notes]").input_value() == "theirs"
+    for tab in (here, there):
+        tab.page.get_by_role("button", name="Edit", exact=True).click()
+        for field, text in (("name", "ours"), ("notes", "theirs")):
+            tab.until(f"text => document.querySelector('#edit-dialog [name={field}]').value === text", text)
 
 
 def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[..., Tab]) -> None:

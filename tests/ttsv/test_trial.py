@@ -339,7 +339,9 @@ def test_a_killed_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetric
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, deep(2)])
-@pytest.mark.parametrize("layer", [deep(layer) if layer == "bcop" or layer.endswith("-tt") else layer for layer in LAYERS])
+@pytest.mark.parametrize(
+    "layer", [deep(layer) if layer == "bcop" or layer.endswith("-tt") else layer for layer in LAYERS]
+)
 def test_every_kind_of_layer_goes_on_bit_for_bit(tmp_path: Path, layer: str, stop: int) -> None:
     """BCOP and AOC replace their power iterations' vectors in every step, by others in memory's order."""
     config = TrialConfig.from_dict(

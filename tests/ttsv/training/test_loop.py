@@ -133,7 +133,9 @@ class Recorder(Unconstrained):
                     parameter.zero_()
 
 
-@pytest.mark.parametrize("layer", [deep(layer) if layer == "bcop" or layer.endswith("-tt") else layer for layer in LAYERS])
+@pytest.mark.parametrize(
+    "layer", [deep(layer) if layer == "bcop" or layer.endswith("-tt") else layer for layer in LAYERS]
+)
 @pytest.mark.parametrize("ema", [None, deep(0.9)])
 def test_no_node_of_autograd_outlives_an_epoch(layer: str, ema: float | None) -> None:
     """One that gathers a weight's gradient does so on the stream that it was made on: a CUDA graph bears no other."""
