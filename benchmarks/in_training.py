@@ -14,7 +14,7 @@ from ttsv.constraints import Clip, Compose, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.layers import TTConv
 from ttsv.models import create_model
-from ttsv.runtime import random_state
+from ttsv.runtime.determinism import random_state
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import spectral_layers
 from ttsv.training.loop import fit

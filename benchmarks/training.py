@@ -45,7 +45,8 @@ from ttsv.data.loading import Dataset
 from ttsv.hardware.processor import computes_bf16, instruction_set
 from ttsv.layers import SOC, SOCTT
 from ttsv.models import create_model
-from ttsv.runtime import keep_freed_memory, random_state
+from ttsv.runtime.determinism import random_state
+from ttsv.runtime.devices import keep_freed_memory
 from ttsv.training.feed import batches
 from ttsv.training.loop import fit
 

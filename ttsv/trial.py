@@ -31,7 +31,9 @@ def run_trial(
     from ttsv.data import load_dataset
     from ttsv.evaluation.stages import check_evaluation
     from ttsv.evaluation.trial_result import evaluate_trial, take_network
-    from ttsv.runtime import find_device, known_failures, require_determinism
+    from ttsv.runtime.determinism import require_determinism
+    from ttsv.runtime.devices import find_device
+    from ttsv.runtime.failures import known_failures
     from ttsv.training.network import train_network
 
     with known_failures():

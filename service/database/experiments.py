@@ -257,7 +257,7 @@ class EpochSpectra(Base):
 
 
 class Environment(Base):
-    """Where trials ran and with what (`ttsv.provenance`): the record that many attempts share, by its SHA-256."""
+    """Where trials ran and with what (`ttsv.runtime.provenance`): what many attempts share, by its SHA-256."""
 
     __tablename__ = "environments"
 

@@ -21,7 +21,7 @@ from ttsv.metrics import cost
 from ttsv.models import create_model
 from ttsv.models.conv_shape import LAYERS
 from ttsv.results import EpochMetrics, TrialResult
-from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
+from ttsv.runtime.determinism import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
 from ttsv.spectral import conv_norm_bounds, model_spectra
 from ttsv.spectral.singular_values import conv_norm
 from ttsv.training.checkpoint import load_network

@@ -25,7 +25,7 @@ from ttsv.config.evaluation import RADII
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, FramedConv2d
 from ttsv.metrics.accuracy import check_labelled, check_logits, predict
-from ttsv.precision import in_float64
+from ttsv.runtime.precision import in_float64
 from ttsv.spectral.network import spectral_layers, zero_input
 from ttsv.spectral.symbol import Size
 

@@ -23,7 +23,7 @@ from ttsv.constraints.projection import Projection, first_not_finite
 from ttsv.constraints.protocol import ConstraintReport, ConstraintState, LayerNorms
 from ttsv.errors import DivergedError
 from ttsv.layers import TTConv, layer_kernel
-from ttsv.precision import at_least_single
+from ttsv.runtime.precision import at_least_single
 from ttsv.spectral.clamping import check_limits, clamp_kernel, clamp_matrix
 from ttsv.spectral.clipping import ClipOptions, Clipped, clip_kernel, clip_stack, measured
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry

@@ -22,7 +22,7 @@ from ttsv.constraints.projection import Projection, diverged
 from ttsv.constraints.protocol import ConstraintReport, ConstraintState, LayerNorms
 from ttsv.errors import ConfigError
 from ttsv.layers import TTConv, layer_kernel
-from ttsv.precision import at_least_single
+from ttsv.runtime.precision import at_least_single
 from ttsv.spectral.geometry import Convolution, TransposedConvolution, layer_geometry
 from ttsv.spectral.network import spectral_layers
 from ttsv.spectral.symbol import Size

@@ -11,7 +11,7 @@ from ttsv.checks import check_choice
 from ttsv.errors import ConfigError
 from ttsv.layers import Framed, FramedConv2d, OrthogonalConv2d, TTConv
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
-from ttsv.precision import at_least_single
+from ttsv.runtime.precision import at_least_single
 from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bounds
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, spectral_layers

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ttsv.constraints.operators import Operator
 from ttsv.layers import TTConv, layer_kernel
-from ttsv.precision import at_least_single
+from ttsv.runtime.precision import at_least_single
 from ttsv.spectral.geometry import CONVOLVE, Convolution, TransposedConvolution, layer_geometry
 from ttsv.spectral.symbol import pad
 

@@ -19,7 +19,7 @@ from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, Corru
 from ttsv.data.loading import as_pixels
 from ttsv.data.source import Arrays
 from ttsv.errors import ConfigError
-from ttsv.runtime import derived_seed
+from ttsv.runtime.determinism import derived_seed
 
 LIBRARY = "imagecorruptions-imaug"
 SMALLEST = 32

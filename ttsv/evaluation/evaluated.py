@@ -16,9 +16,10 @@ from ttsv.evaluation.protocol import layer_records
 from ttsv.evaluation.stages import Measured, measure
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.metrics import cost
-from ttsv.precision import full_precision
 from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
-from ttsv.runtime import EnvironmentFields, describe_environment, known_failures
+from ttsv.runtime.failures import known_failures
+from ttsv.runtime.precision import full_precision
+from ttsv.runtime.provenance import EnvironmentFields, describe_environment
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.symbol import forget_tables
 from ttsv.training.record import LayerRecord
@@ -106,7 +107,7 @@ class Evaluated:
 def evaluate_network(subject: Subject, options: EvaluationOptions) -> Generator[StageProgress, None, Evaluated]:
     """Evaluates a network: yields where it is and returns everything, nothing of it written yet.
 
-    Raises what `measure` does, and what `ttsv.runtime.known_failures` makes of failures of the machine.
+    Raises what `measure` does, and what `ttsv.runtime.failures.known_failures` makes of failures of the machine.
     """
     place = subject.device
     if place.type == "cuda":

@@ -19,8 +19,8 @@ from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.models import per_channel
-from ttsv.precision import own_dtype
 from ttsv.results import TRAINING, AnyRecord
+from ttsv.runtime.precision import own_dtype
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm

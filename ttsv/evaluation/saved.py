@@ -19,7 +19,7 @@ from ttsv.evaluation.stages import check_evaluation
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import ModelArguments
 from ttsv.results import StageProgress
-from ttsv.runtime import find_device
+from ttsv.runtime.devices import find_device
 from ttsv.training.checkpoint import SavedNetwork, load_network
 
 _TRAINING = ("train_seconds", "constraint_seconds", "step_seconds", "constraint_step_seconds")

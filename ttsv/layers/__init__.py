@@ -2,7 +2,7 @@
 
 Prior art to compare with is in `ttsv.layers.prior_art`.
 
-Spectral, tt, precision, checks and errors may be imported: no network and no data.
+Spectral, tt, runtime, checks and errors may be imported: no network and no data.
 """
 
 from ttsv.layers.convert import densify, tensorize

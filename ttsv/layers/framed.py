@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from ttsv.checks import check_choice, check_counts
 from ttsv.layers.orthogonal import OrthogonalConv2d
-from ttsv.precision import at_least_single
+from ttsv.runtime.precision import at_least_single
 from ttsv.spectral.geometry import LayerGeometry, layer_geometry, periodic_size
 from ttsv.spectral.network import SpectralLayer
 from ttsv.spectral.singular_values import periodic_singular_values

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations, parametrize
 from ttsv.checks import check_count, check_counts
 from ttsv.errors import ConfigError
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
-from ttsv.precision import without_autocast
+from ttsv.runtime.precision import without_autocast
 from ttsv.spectral.singular_values import block_singular_values, conv_singular_values
 from ttsv.spectral.symbol import Size
 from ttsv.tt.decomposition import positive_qr

@@ -12,7 +12,7 @@ from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.layers.skew import exponential_series, series_norm_bound, skew_part, unfolding_across, unfolding_aside
-from ttsv.precision import at_least_single, without_autocast
+from ttsv.runtime.precision import at_least_single, without_autocast
 from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bound
 from ttsv.spectral.singular_values import block_singular_values
 from ttsv.spectral.symbol import PeriodicConv, Size

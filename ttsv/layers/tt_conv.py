@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ttsv.checks import check_choice
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FrameKind, check_frames
-from ttsv.precision import at_least_single
+from ttsv.runtime.precision import at_least_single
 from ttsv.spectral.geometry import CONVOLVE, Convolution, TransposedConvolution, layer_geometry
 from ttsv.spectral.symbol import Sides, Size, as_tuple, output_sizes, pad, padding_sides
 from ttsv.tt.decomposition import row_major, tt_svd, tt_to_dense

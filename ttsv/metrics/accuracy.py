@@ -11,7 +11,7 @@ from torch.nn import functional
 from ttsv.checks import check_count
 from ttsv.data.loading import as_pixels
 from ttsv.errors import DataError, DivergedError
-from ttsv.precision import own_dtype
+from ttsv.runtime.precision import own_dtype
 from ttsv.spectral.network import evaluating
 
 

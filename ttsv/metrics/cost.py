@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ttsv.checks import check_counts
 from ttsv.layers import SOC, FramedConv2d, OrthogonalConv2d, TTConv, densify
 from ttsv.layers.skew import by_convolutions
-from ttsv.precision import own_dtype
+from ttsv.runtime.precision import own_dtype
 from ttsv.spectral.geometry import Convolution, TransposedConvolution
 from ttsv.spectral.network import evaluating, spectral_layers, zero_input
 from ttsv.spectral.symbol import Size

@@ -12,7 +12,7 @@ from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.accuracy import check_labelled, check_logits, odds_against
 from ttsv.models.build import Normalize
-from ttsv.precision import in_float64, own_dtype
+from ttsv.runtime.precision import in_float64, own_dtype
 from ttsv.spectral.network import evaluating
 
 Space = Literal["pixels", "normalised"]

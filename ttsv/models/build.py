@@ -21,7 +21,7 @@ from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes
 from ttsv.models.small_cnn import SingleConv, SmallCNN
 from ttsv.models.vgg import VGG
 from ttsv.models.wide_resnet import WideResNet
-from ttsv.runtime import SINGLE_VALUE
+from ttsv.runtime.failures import SINGLE_VALUE
 from ttsv.tt.ranks import absolute_rank
 
 

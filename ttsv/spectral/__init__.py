@@ -1,7 +1,7 @@
 """Exact singular values of periodic convolutions and their control: spectra, bounds of norms, clips, division.
 
 The mathematics of the paper on kernels, and `network`, which finds the layers of a model that have a spectrum. Layers
-come in as torch's own modules or as a `SpectralLayer`: of this library only `ttsv.tt`, precision, checks and errors
+come in as torch's own modules or as a `SpectralLayer`: of this library only `ttsv.tt`, runtime, checks and errors
 may be imported.
 """
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ttsv.checks import check_count, check_matrix, check_number, check_positive
 from ttsv.errors import ConfigError
-from ttsv.precision import full_precision
+from ttsv.runtime.precision import full_precision
 from ttsv.spectral.symbol import PeriodicConv, Size
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ttsv.checks import check_count, check_flag, check_positive
 from ttsv.errors import ConfigError
-from ttsv.precision import full_precision
+from ttsv.runtime.precision import full_precision
 from ttsv.spectral.clamping import clamp_matrix
 from ttsv.spectral.gram import Grams
 from ttsv.spectral.krylov import LeadingPairs, eigenpairs_above

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
-from ttsv.precision import at_least_single, full_precision
+from ttsv.runtime.precision import at_least_single, full_precision
 from ttsv.spectral.geometry import Convolution, Sliding, TransposedConvolution, layer_geometry
 from ttsv.spectral.singular_values import periodic_singular_values
 from ttsv.spectral.symbol import Size, as_tuple, padding_sides

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ttsv.precision import full_precision
+from ttsv.runtime.precision import full_precision
 from ttsv.spectral.gram import Grams
 from ttsv.spectral.symbol import PeriodicConv, fold
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ttsv.precision import full_precision
+from ttsv.runtime.precision import full_precision
 from ttsv.spectral.gram import Grams
 from ttsv.spectral.norms import binary_scale, decomposes_in_batches, gram, periodic_norm
 from ttsv.spectral.symbol import PeriodicConv, Size, fold

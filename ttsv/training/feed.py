@@ -10,7 +10,7 @@ from torch import Tensor
 from ttsv.config.trial import TrialConfig
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Split
-from ttsv.runtime import derived_generator, epoch_order
+from ttsv.runtime.determinism import derived_generator, epoch_order
 
 _ROOM = 0.5
 """The share of a GPU's free memory that images may take: the rest is for the network and its activations."""

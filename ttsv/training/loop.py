@@ -23,9 +23,11 @@ from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import SOC, orthogonal_loss
 from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
-from ttsv.precision import deterministic_algorithms, full_precision, training_precision
 from ttsv.results import EpochMetrics
-from ttsv.runtime import derived_seed, known_failures, measured_convolutions, random_state
+from ttsv.runtime.determinism import derived_seed, deterministic_algorithms, random_state
+from ttsv.runtime.devices import measured_convolutions
+from ttsv.runtime.failures import known_failures
+from ttsv.runtime.precision import full_precision, training_precision
 from ttsv.training.checkpoint import Checkpoints, load_weights, restore_weights
 from ttsv.training.feed import batches, place, whole
 from ttsv.training.graph import GraphedStep

@@ -14,7 +14,8 @@ from ttsv.errors import ConfigError
 from ttsv.hardware.processor import computes_bf16, instruction_set
 from ttsv.models import ModelArguments, create_model, per_channel
 from ttsv.results import CHECKPOINTS, EpochMetrics
-from ttsv.runtime import derived_seed, known_failures, random_state
+from ttsv.runtime.determinism import derived_seed, random_state
+from ttsv.runtime.failures import known_failures
 from ttsv.training.checkpoint import Checkpoints
 from ttsv.training.loop import Progress, fit, steps_per_epoch, training_splits
 from ttsv.training.record import TrainingFacts, best_epoch

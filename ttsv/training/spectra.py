@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ttsv.constraints import Constraint
 from ttsv.constraints.protocol import projects_after
-from ttsv.precision import full_precision
 from ttsv.results import SPECTRUM_SHARES, LayerSpectrum
+from ttsv.runtime.precision import full_precision
 from ttsv.spectral.network import layer_input_sizes, layer_singular_values, spectral_layers
 from ttsv.spectral.symbol import Size
 

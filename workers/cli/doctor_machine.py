@@ -17,7 +17,7 @@ from workers.cli.findings import Check, Finding
 
 if TYPE_CHECKING:
     from service.settings import Settings
-    from ttsv.runtime import EnvironmentFields
+    from ttsv.runtime.provenance import EnvironmentFields
 
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 """The versions that this code was tested with; only a checkout has them."""
@@ -28,7 +28,8 @@ _DEVICE = Path("/dev/nvidiactl")
 """There where the kernel has NVIDIA's driver."""
 _PROBE = """
 import json, torch
-from ttsv.runtime import describe_environment, find_device
+from ttsv.runtime.devices import find_device
+from ttsv.runtime.provenance import describe_environment
 there = torch.cuda.is_available()
 if there:
     torch.ones(2, device="cuda").sum().item()

@@ -115,7 +115,7 @@ NOT_TAKEN = "NVIDIA's MPS does not take a process"
 
 @dataclass(frozen=True)
 class StartedReport:
-    """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`.
+    """The trial begins in its process: on this host, with these GPUs of it; `environment` its provenance.
 
     `host` names the node too where the machine has several; `node` is its id, None outside a cluster.
     """

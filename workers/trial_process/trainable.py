@@ -113,7 +113,8 @@ class TrialTrainable(tune.Trainable):
         import torch  # here, as drivers import this module, and compute nothing
 
         from ttsv.config.memory import allocator_share
-        from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE, keep_freed_memory, why_no_card
+        from ttsv.runtime.determinism import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
+        from ttsv.runtime.devices import keep_freed_memory, why_no_card
 
         # Before the GPU is used: one of this process's later trials may have to be deterministic.
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
@@ -156,7 +157,7 @@ class TrialTrainable(tune.Trainable):
         """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
         import torch
 
-        from ttsv.runtime import return_freed_memory
+        from ttsv.runtime.devices import return_freed_memory
 
         if isinstance(self._reports, Generator):
             self._reports.close()
@@ -249,7 +250,7 @@ def _here() -> tuple[str, str | None]:
 
 def _environment() -> Mapping[str, object] | None:
     """Where and with what this process runs; None where that cannot be told, which ends no trial."""
-    from ttsv.provenance import provenance
+    from ttsv.runtime.provenance import provenance
 
     try:
         return provenance()

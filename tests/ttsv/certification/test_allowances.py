@@ -18,7 +18,7 @@ from ttsv.certification.reach import SHORTEST_STEP, Reach
 from ttsv.certification.rules import FUNCTIONS, JOINS
 from ttsv.certification.trace import Trace, Traced
 from ttsv.errors import ConfigError
-from ttsv.precision import in_float64
+from ttsv.runtime.precision import in_float64
 from ttsv.spectral.bounds import NormBounds
 
 

@@ -33,7 +33,7 @@ from ttsv.errors import ConfigError, DataError
 from ttsv.layers import SOC, SOCTT, MinMax, TTConv2d
 from ttsv.models import create_model
 from ttsv.models.build import Normalize
-from ttsv.precision import in_float64
+from ttsv.runtime.precision import in_float64
 
 torchvision = lazily("torchvision")
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ttsv.certification import lipschitz_bound
 from ttsv.errors import ConfigError
-from ttsv.precision import in_float64
+from ttsv.runtime.precision import in_float64
 
 
 class Applied(nn.Module):

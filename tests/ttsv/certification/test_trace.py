@@ -17,7 +17,7 @@ from ttsv.certification.trace import Trace
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, TTConv2d
 from ttsv.metrics.lipschitz import empirical_lipschitz
-from ttsv.precision import in_float64
+from ttsv.runtime.precision import in_float64
 
 
 class Bare(nn.Module):

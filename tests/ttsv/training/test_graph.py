@@ -15,7 +15,7 @@ from tests.pretended import PretendedCards
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import BrokenContextError
 from ttsv.results import EpochMetrics, TrialResult
-from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
+from ttsv.runtime.determinism import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
 from ttsv.training import graph
 from ttsv.training.graph import GraphedStep
 from ttsv.trial import run_trial

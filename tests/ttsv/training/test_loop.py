@@ -28,7 +28,8 @@ from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import create_model
 from ttsv.models.conv_shape import LAYERS
 from ttsv.results import EpochMetrics
-from ttsv.runtime import derived_seed, epoch_order, known_failures, random_state
+from ttsv.runtime.determinism import derived_seed, epoch_order, random_state
+from ttsv.runtime.failures import known_failures
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_norm
 from ttsv.training import optimizers

@@ -18,7 +18,7 @@ from ttsv.data import DATASETS
 from ttsv.data.loading import Dataset, Split
 from ttsv.models import create_model
 from ttsv.results import SPECTRUM_SHARES, EpochMetrics, LayerSpectrum
-from ttsv.runtime import random_state
+from ttsv.runtime.determinism import random_state
 from ttsv.spectral.network import model_spectra
 from ttsv.training.checkpoint import Checkpoints
 from ttsv.training.loop import fit

@@ -512,7 +512,7 @@ def test_a_place_that_cannot_be_told_ends_no_trial(
     def broken() -> None:
         raise UnicodeDecodeError("utf-8", b"", 0, 1, "strange")
 
-    monkeypatch.setattr("ttsv.provenance.provenance", broken)
+    monkeypatch.setattr("ttsv.runtime.provenance.provenance", broken)
     assert trainable.reset_config(config(tmp_path, good))
     assert trainable.step()["report"].environment is None
     assert isinstance(trainable.step()["report"], EpochReport)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ttsv.errors import ConfigError
-from ttsv.precision import own_dtype
-from ttsv.runtime import random_state
+from ttsv.runtime.determinism import random_state
+from ttsv.runtime.precision import own_dtype
 from ttsv.spectral.network import evaluating
 
 

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,28 +82,6 @@ def _restored(*settings: Any) -> Iterator[tuple[Any, ...]]:
     finally:
         for setting, precision in zip(settings, before, strict=True):
             setting.fp32_precision = precision
-
-
-@contextmanager
-def deterministic_algorithms(wanted: bool = True) -> Iterator[None]:
-    """Has torch and cuDNN compute the same bits each time, if `wanted`; else changes nothing. Settings are restored.
-
-    What has no such algorithm raises a `RuntimeError` inside. For CUDA see `ttsv.runtime.require_determinism`, too.
-    """
-    if not wanted:
-        yield
-        return
-    cudnn, filling = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    chosen = cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory
-    try:
-        torch.use_deterministic_algorithms(True)
-        # Fresh memory need not be filled: nothing here reads what it has not written.
-        cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory = True, False, False
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory = chosen
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:

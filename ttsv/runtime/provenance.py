@@ -12,9 +12,8 @@ import threading
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
 import torch
-
-from ttsv.runtime import EnvironmentFields, describe_environment
 
 MOST_DIFF_BYTES = 64 * 2**10
 """Of a dirty tree's difference so much is kept, from its beginning."""
@@ -23,6 +22,33 @@ _GIT_SECONDS = 10.0
 _TELLING = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 """Variables of the environment that change numbers."""
 _HERE = Path(__file__).parent
+REVISION = "TTSV_REVISION"
+"""The variable of the environment by which an image, which has no checkout, says of which revision its code is."""
+_IS_REVISION = re.compile(r"[0-9a-f]{7,64}")
+"""An image that was built without being told says `unknown`."""
+
+
+class RevisionFields(TypedDict):
+    """The code's git revision, and whether tracked files differ from it.
+
+    Without a checkout that tracks the code the revision is what the image says of itself, and None where none does;
+    whether files differ nobody knows then: None.
+    """
+
+    git_revision: str | None
+    git_dirty: bool | None
+
+
+class EnvironmentFields(RevisionFields):
+    """Versions, device, threads and the code's git revision, JSON-ready."""
+
+    python: str
+    torch: str
+    numpy: str
+    platform: str
+    device: str
+    device_name: str
+    threads: int
 
 
 class ChangeFields(TypedDict):
@@ -44,6 +70,21 @@ class ProvenanceFields(EnvironmentFields, ChangeFields):
     gpu_driver: str | None
     cuda: str | None
     variables: dict[str, str]
+
+
+def describe_environment(device: torch.device) -> EnvironmentFields:
+    """Returns versions, device, threads and the code's git revision."""
+    cuda = device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # whoever unpickles torch's own class imports torch for it
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        **_revision(_HERE),
+    }
 
 
 @functools.cache
@@ -94,6 +135,18 @@ def _driver() -> str | None:
         found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", Path("/proc/driver/nvidia/version").read_text())
         return found[1] if found is not None else None
     return None
+
+
+@functools.cache
+def _revision(folder: Path) -> RevisionFields:
+    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; else the image's."""
+    try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # not merely installed below some checkout
+        changed, _ = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        return {"git_revision": _git(folder, "rev-parse", "HEAD")[0].strip(), "git_dirty": bool(changed)}
+    except (OSError, subprocess.SubprocessError):
+        told = os.environ.get(REVISION, "")
+        return {"git_revision": told if _IS_REVISION.fullmatch(told) else None, "git_dirty": None}
 
 
 def _changes(folder: Path) -> ChangeFields:
