@@ -126,7 +126,7 @@ class TestImports:
             Passes(mock.Mock(), mock.Mock())._tuner(work, mock.Mock(), None)
         sent = cloudpickle.dumps(tuner.call_args.args[0])  # type: ignore[no-untyped-call]
         found = after(f"from ray import cloudpickle; cloudpickle.loads({sent!r}).default_resource_request({{}})")
-        assert {"ray", "workers.depot.home", "workers.trial_process.trainable"} <= set(found["modules"])
+        assert {"ray", "workers.node.depot.home", "workers.trial_process.trainable"} <= set(found["modules"])
         assert {"sqlalchemy", "torch"}.isdisjoint(found["modules"])
 
     @pytest.mark.slow

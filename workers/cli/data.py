@@ -77,7 +77,7 @@ def data_sync(
     from service.errors import UserError
     from service.settings import Settings
     from workers.cli.nodes import head_address
-    from workers.depot.data_sets import bring_data_set
+    from workers.node.depot.data_sets import bring_data_set
     from workers.node.raylet import token_environment
     from workers.node.scratch import node_data
 
@@ -85,7 +85,7 @@ def data_sync(
     if not token_file.is_file():
         raise UserError(f"{token_file}: no such file; copy the file `token` of the head's data folder here")
     os.environ.update(token_environment(token_file.absolute()))
-    from workers.depot.remote import join_head  # brings Ray, which reads the environment when it is imported
+    from workers.node.depot.remote import join_head  # brings Ray, which reads the environment when it is imported
 
     there = join_head(address)
     explicit = "data_dir" in settings.model_fields_set

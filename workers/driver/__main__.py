@@ -38,9 +38,9 @@ from service.specs.spec import Asha, ExperimentSpec
 from service.storage import remove_checkpoints
 from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial
-from workers.depot.home import light_beacon, open_kept
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
+from workers.node.depot.home import light_beacon, open_kept
 from workers.trial_process.messages import Job, RunTrial
 from workers.trial_process.trial_folder import remove_tune_folders, tune_folder
 

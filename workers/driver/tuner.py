@@ -20,13 +20,13 @@ from service.queue.driver_reads import Curve
 from service.specs.search import best_direction
 from service.specs.spec import Asha, ExperimentSpec, Fifo
 from service.storage import open_storage
-from workers.depot.home import Home
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, PLACE_SECONDS, Feed
 from workers.driver.recorder import Recorder
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Verdict, Watchdog
+from workers.node.depot.home import Home
 from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, Reservation, TrialTrainable
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from service.queue.cluster import GPUS
 from ttsv.config.fields import TrialFields
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from workers.depot.home import Home
+from workers.node.depot.home import Home
 
 if TYPE_CHECKING:
     from service.database.experiments import ResourceSeries

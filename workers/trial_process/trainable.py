@@ -31,8 +31,8 @@ from ttsv.errors import (
 )
 from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from workers.depot.home import Home
 from workers.node.cards import OFFERED
+from workers.node.depot.home import Home
 from workers.trial_process.messages import (
     GOING_ON,
     NOT_TAKEN,

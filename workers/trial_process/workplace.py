@@ -13,10 +13,10 @@ from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError
 from ttsv.results import StageProgress
-from workers.depot.courier import Courier
-from workers.depot.data_sets import bring_baseline, bring_data_set
-from workers.depot.home import Home
-from workers.depot.remote import RemoteFolder
+from workers.node.depot.courier import Courier
+from workers.node.depot.data_sets import bring_baseline, bring_data_set
+from workers.node.depot.home import Home
+from workers.node.depot.remote import RemoteFolder
 from workers.node.scratch import node_data, scratch_folder
 from workers.trial_process.messages import Job
 

@@ -17,7 +17,7 @@ from service.storage import remove_checkpoints
 from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
 from service.upkeep.retention import Rules, finish, plan, prune
-from workers.depot.home import open_kept
+from workers.node.depot.home import open_kept
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from ttsv.trial import run_trial
-from workers.depot.courier import Courier
-from workers.depot.home import Home, light_beacon
+from workers.node.depot.courier import Courier
+from workers.node.depot.home import Home, light_beacon
 from workers.trial_process.messages import (
     EpochReport,
     FailureReport,
@@ -178,7 +178,7 @@ def test_one_left_over_ends_and_spoils_nothing(trial: Trial, home: Home, monkeyp
 def test_who_waits_for_a_store_that_is_away_is_not_silent(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog would take it for hung, and blame it."""
     monkeypatch.setattr("workers.trial_process.workplace.TOLD_SECONDS", 0.1)
-    monkeypatch.setattr("workers.depot.courier._PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("workers.node.depot.courier._PAUSE_SECONDS", 0.1)
     write, back = Folder.write, time.monotonic() + 1
 
     def written(*arguments: Any) -> str:

@@ -17,11 +17,11 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from service.settings import Settings
 from service.storage import copy_out
-from workers.depot import remote as remotes
-from workers.depot import server
-from workers.depot.home import Home, light_beacon
-from workers.depot.remote import AwayError, RemoteFolder
-from workers.depot.server import Depot
+from workers.node.depot import remote as remotes
+from workers.node.depot import server
+from workers.node.depot.home import Home, light_beacon
+from workers.node.depot.remote import AwayError, RemoteFolder
+from workers.node.depot.server import Depot
 
 Happening = Callable[[str, tuple[Any, ...]], str]
 """What becomes of a call: `well`, `lost` before it is heard, `unheard` after it was done, or `gone` for good."""

@@ -3,5 +3,5 @@
 `server` is the process beside the folder, `remote` its `Store` on the other nodes, `home` where a trial's files belong,
 `courier` carries what a trial writes there while it trains, `data_sets` brings data sets.
 
-`workers.node`, the service's storage and settings, and data sets may be imported; no database.
+`workers.node` is imported from here, never the other way.
 """

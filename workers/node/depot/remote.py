@@ -14,9 +14,9 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RayError, RayTa
 from service.errors import UserError
 from service.storage.store import CHUNK, TRIES
 from ttsv.errors import TrialError
-from workers.depot.data_sets import DataSetFiles
-from workers.depot.home import Home
-from workers.depot.server import find_depot
+from workers.node.depot.data_sets import DataSetFiles
+from workers.node.depot.home import Home
+from workers.node.depot.server import find_depot
 from workers.node.notes import Notes
 from workers.node.probe import no_ray_at
 

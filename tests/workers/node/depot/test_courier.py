@@ -12,8 +12,8 @@ from typing import BinaryIO
 import pytest
 
 from service.storage import Attempt, Folder, begin
-from workers.depot import courier as couriers
-from workers.depot.courier import Courier
+from workers.node.depot import courier as couriers
+from workers.node.depot.courier import Courier
 from workers.node.scratch import remove_abandoned, scratch_folder
 
 HERE = Attempt(3)

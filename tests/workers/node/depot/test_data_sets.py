@@ -12,8 +12,14 @@ import pytest
 from service.storage import Folder
 from ttsv.data import load_dataset
 from ttsv.errors import DataError
-from workers.depot import data_sets
-from workers.depot.data_sets import DataSetFiles, bring_baseline, bring_data_set, describe_data_set, known_data_sets
+from workers.node.depot import data_sets
+from workers.node.depot.data_sets import (
+    DataSetFiles,
+    bring_baseline,
+    bring_data_set,
+    describe_data_set,
+    known_data_sets,
+)
 
 
 class Head(Folder):

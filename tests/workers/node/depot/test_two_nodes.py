@@ -26,7 +26,7 @@ from ttsv.data import load_dataset
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab, Machines
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
