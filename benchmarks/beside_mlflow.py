@@ -23,10 +23,10 @@ from service.experiments.submission import Draft, submit
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
-from service.migrate import migrate
 from service.queue import leases
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
+from service.upkeep.migrate import migrate
 from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import ResultReport

@@ -12,7 +12,7 @@ from service.database import Experiment, ExperimentState, Protocol, Result, Tria
 from service.database.engine import Database
 from service.leaderboards import cell_scores, field_index
 from service.leaderboards.metrics import Metric
-from service.migrate import migrate
+from service.upkeep.migrate import migrate
 from ttsv.config.fields import plain
 from ttsv.config.trial import TrialConfig
 from ttsv.results import EpochMetrics

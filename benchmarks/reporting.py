@@ -30,11 +30,11 @@ from service.database import EpochPoint, Trial
 from service.database.engine import Database
 from service.experiments import submission
 from service.experiments.submission import Draft
-from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
+from service.upkeep.migrate import migrate
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport
 

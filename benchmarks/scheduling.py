@@ -37,11 +37,11 @@ from hosting import databases
 from measuring import keep, median, parser
 from service.database import Experiment, ExperimentState, TrialState
 from service.database.engine import Database
-from service.migrate import migrate
 from service.queue import driver_reads, leases
 from service.queue.contenders import Specs, contenders
 from service.queue.shares import Amount, Usage, allocate
 from service.specs.spec import ExperimentSpec
+from service.upkeep.migrate import migrate
 from ttsv.config.trial import TrialConfig
 from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder

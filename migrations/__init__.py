@@ -1,1 +1,1 @@
-"""The schema's history (Alembic). `service.migrate` runs it; nothing else changes tables."""
+"""The schema's history (Alembic). `service.upkeep.migrate` runs it; nothing else changes tables."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations over the connection that `service.migrate` hands in."""
+"""Alembic's entry: runs the migrations over the connection that `service.upkeep.migrate` hands in."""
 
 from alembic import context
 

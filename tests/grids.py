@@ -31,12 +31,12 @@ from service.database.engine import Database
 from service.experiments.events import EventKind, of_trial
 from service.experiments.submission import Draft, submit
 from service.leaderboards import cell_scores
-from service.migrate import migrate
 from service.queue import nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.specs.grid import Plan, expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
+from service.upkeep.migrate import migrate
 from tests.results import made_result
 
 PROTOCOL = "5f" * 32

@@ -29,13 +29,13 @@ from service.database.experiments import ProcessIdentity
 from service.experiments import submission
 from service.experiments.submission import Draft
 from service.main import create_app
-from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
+from service.upkeep.migrate import migrate
 from ttsv.results import protocol_fingerprint
 
 # What the fixtures below give.

@@ -68,7 +68,7 @@ def after(statement: str) -> dict[str, Any]:
 LIGHT = (
     "import ttsv.config.trial, ttsv.results, ttsv.trial, ttsv.metrics.catalog",
     "import service.client",
-    "import service.migrate",
+    "import service.upkeep.migrate",
     "import service.main",
     "from service.main import create_app; create_app.__module__",
 )

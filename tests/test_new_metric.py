@@ -44,7 +44,7 @@ from service.experiments import submission
 from service.experiments.submission import Draft
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.main import create_app
-from service.migrate import migrate
+from service.upkeep.migrate import migrate
 from service.queue import leases
 from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings

@@ -36,6 +36,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    tallies.uninstall(op.get_bind())  # `service.migrate` makes the triggers after every upgrade
+    tallies.uninstall(op.get_bind())  # `service.upkeep.migrate` makes the triggers after every upgrade
     op.drop_index("ix_events_kind", "events")
     op.drop_table("tallies")

@@ -22,7 +22,7 @@ def downgrade() -> None:
 
 
 def _renew_ranks(*ties: sa.Column[int]) -> None:
-    """Drops all scores: where there are none, `service.migrate` makes them from the results."""
+    """Drops all scores: where there are none, `service.upkeep.migrate` makes them from the results."""
     op.drop_table("score_ranks")
     op.execute("DELETE FROM scores")
     op.execute("DELETE FROM score_boards")

@@ -34,7 +34,7 @@ def downgrade() -> None:
 
 
 def _renew(of_scores: list[sa.Column[Any]], of_ranks: list[sa.Column[Any]]) -> None:
-    """Drops all scores: where there are none, `service.migrate` makes them from the results."""
+    """Drops all scores: where there are none, `service.upkeep.migrate` makes them from the results."""
     op.drop_table("score_ranks")
     op.drop_table("scores")
     op.execute("DELETE FROM score_boards")

@@ -53,6 +53,6 @@ def _of_baselines(connection: sa.Connection) -> list[tuple[str, str, dict[str, A
 
 
 def _drop_scores() -> None:
-    """Where there are none, `service.migrate` makes them from the results."""
+    """Where there are none, `service.upkeep.migrate` makes them from the results."""
     for table in ("score_ranks", "scores", "score_boards"):
         op.execute(f"DELETE FROM {table}")

@@ -49,7 +49,7 @@ def upgrade() -> None:
     connection = op.get_bind()
     moved = _move_trials(connection)
     if _move_results(connection) or moved:
-        for table in ("score_ranks", "scores", "score_boards"):  # `service.migrate` makes them from the results
+        for table in ("score_ranks", "scores", "score_boards"):  # `service.upkeep.migrate` makes them from the results
             op.execute(f"DELETE FROM {table}")
 
 
@@ -72,7 +72,7 @@ def _move_trials(connection: sa.Connection) -> bool:
             connection.execute(_MOVE, [{name: one[name] for name in ("trial", "own", "own_cell")} for one in found])
             if over := [one for one in found if not one["open"]]:
                 connection.execute(_REWRITE, [{"trial": one["trial"], "own_config": one["config"]} for one in over])
-                # `service.migrate` enters them anew.
+                # `service.upkeep.migrate` enters them anew.
                 connection.execute(_FORGET, [{"trial": one["trial"]} for one in over])
         if len(rows) < _BATCH:
             return moved

@@ -40,7 +40,7 @@ def live() -> Liveness:
 def ready(response: Response, database: Db, settings: Config) -> Readiness:
     """Whether requests can be served: database, its migrations, room on the disk. Workers are told, not required."""
     # Brings Alembic, which would make up a fifth of the API's start.
-    from service.migrate import newest, schema_fault
+    from service.upkeep.migrate import newest, schema_fault
 
     checks = {"database": "ok", "schema": "ok", "disk": "ok"}
     seen = None

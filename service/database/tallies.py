@@ -1,7 +1,7 @@
 """Counts of each experiment's trials, which the database keeps by triggers: lists stay quick with any number of trials.
 
 Whatever writes a trial keeps them, bulk statements and people at a database prompt included. A migration that copies
-`trials` on SQLite drops the triggers with the old table, so `service.migrate` takes them away before and puts them
+`trials` on SQLite drops the triggers with the old table, so `upkeep.migrate` takes them away before and puts them
 back after, counting anew.
 """
 

@@ -1,7 +1,7 @@
 """The index of trials by their fields: rows of a few words, so that a hundred thousand are looked through in no time.
 
 Every version of this code that knows the index enters the trials that it makes. Those of versions before are entered by
-`service.migrate`, a few thousand at a time; until then lists are read from the trials themselves.
+`service.upkeep.migrate`, a few thousand at a time; until then lists are read from the trials themselves.
 """
 
 from collections.abc import Iterable, Mapping

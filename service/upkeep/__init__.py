@@ -1,8 +1,9 @@
-"""What keeps an installation in order over the years: backups of it, and what of it goes.
+"""What keeps an installation in order over the years: its schema, backups of it, and what of it goes.
 
+`migrate` brings a database to the newest schema and fills what follows from its results.
 `files` is the only module here that touches the data folder, `rows` the only one that copies the database; `archive`
 is the file that a backup is, which `backup` writes and `restore` reads: into the database that `target` is, and onto
 the `shelves` where files of trials lie, by renames (`moves`) that are written down first.
 
-Queue, experiments, leaderboards, access, migrations, the database and storage may be imported, neither API nor pages.
+Queue, experiments, leaderboards, access, the database and storage may be imported, neither API nor pages.
 """

@@ -38,7 +38,7 @@ from service.database.base import Timestamp
 from service.database.engine import Database, sqlite_driver
 
 DERIVED = frozenset({"alembic_version", "tallies", "score_boards", "scores", "score_ranks", "field_index"})
-"""Tables that follow from the others: `service.migrate` makes them anew."""
+"""Tables that follow from the others: `service.upkeep.migrate` makes them anew."""
 PRESENT = frozenset({"workers", "nodes"})
 """Tables of what is there now: nothing of it is there in a database that is restored."""
 _BATCH = 1000

@@ -29,11 +29,11 @@ from service.errors import UserError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
 from service.leaderboards import field_index
-from service.migrate import bring_up, changing_schema, make_schema, refuse_newer
 from service.settings import Settings
 from service.upkeep import rows
 from service.upkeep.archive import Reader
 from service.upkeep.backup import Say, steps
+from service.upkeep.migrate import bring_up, changing_schema, make_schema, refuse_newer
 from service.upkeep.moves import Journal, Move, Moves
 
 FENCE_JUMP = 1_000_000

@@ -22,7 +22,7 @@ import psutil
 from sqlalchemy import create_engine, make_url, text
 
 from service.database.engine import Database
-from service.migrate import migrate
+from service.upkeep.migrate import migrate
 from tests.chaos.fences import NOTES, UNFENCED
 from tests.chaos.notes import note_mutation
 from tests.chaos.program import PROCESS

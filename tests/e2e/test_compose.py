@@ -25,8 +25,8 @@ from service.access.keys import refuse_without_keys
 from service.client import ApiError, Client
 from service.database.engine import Database
 from service.errors import UserError
-from service.migrate import migrate
 from service.settings import Settings
+from service.upkeep.migrate import migrate
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

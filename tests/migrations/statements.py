@@ -32,7 +32,6 @@ from service.experiments.listing import ExperimentFilter, TrialFilter, list_expe
 from service.experiments.submission import Draft, submit
 from service.leaderboards.filters import Question
 from service.leaderboards.leaderboard import leaderboard
-from service.migrate import migrate, newest
 from service.queue import census, driver_reads, leases, nodes
 from service.queue.cluster import Node
 from service.queue.contenders import Specs, contenders, say_why
@@ -40,6 +39,7 @@ from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import expand_grid
 from service.specs.spec import Changes, ExperimentSpec
+from service.upkeep.migrate import migrate, newest
 from tests.held import unfinished_trials
 from ttsv.metrics.catalog import METRICS
 from ttsv.results import EpochMetrics, protocol_fingerprint

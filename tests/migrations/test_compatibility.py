@@ -23,8 +23,8 @@ from service.database.outages import is_away
 from service.experiments.listing import TrialFilter, list_trials
 from service.leaderboards import field_index
 from service.leaderboards.conditions import condition
-from service.migrate import alembic_config, migrate, newest
 from service.specs.columns import known_field
+from service.upkeep.migrate import alembic_config, migrate, newest
 from tests.migrations.statements import END, HERE, Statement, recorded
 
 RECORDED = sorted({path.stem.split("_")[1] for path in HERE.glob("statements_*.jsonl")})

@@ -32,9 +32,9 @@ from service.database import (
 from service.database.engine import Database
 from service.leaderboards import field_index
 from service.leaderboards.score_ranks import tie_of
-from service.migrate import alembic_config, lacking_metrics, migrate, newest
 from service.queue import driver_reads, leases
 from service.queue.contenders import Specs, contenders
+from service.upkeep.migrate import alembic_config, lacking_metrics, migrate, newest
 from tests.results import made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.results import protocol_fingerprint

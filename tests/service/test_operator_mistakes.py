@@ -20,9 +20,9 @@ from service.client import Client, UnreachableError
 from service.database.engine import Database, is_full, is_read_only
 from service.errors import UserError
 from service.main import create_app
-from service.migrate import refuse_unmigrated
 from service.queue import leases
 from service.settings import Settings
+from service.upkeep.migrate import refuse_unmigrated
 from workers.cli.__main__ import app
 
 SPEC = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}}

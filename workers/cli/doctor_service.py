@@ -108,7 +108,7 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
 
     from service.database.engine import Database
     from service.errors import UserError
-    from service.migrate import fault_of
+    from service.upkeep.migrate import fault_of
 
     try:
         file = _sqlite_file(settings)

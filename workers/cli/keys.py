@@ -134,8 +134,8 @@ def _refuse_unfit(what: str, name: str) -> None:
 def _database(*, new: bool = True) -> "Iterator[Database]":
     """The settings' database; a `new` one is made where there is none, as a key can be the first thing there is."""
     from service.database.engine import Database
-    from service.migrate import migrate, refuse_absent, refuse_unmigrated
     from service.settings import Settings
+    from service.upkeep.migrate import migrate, refuse_absent, refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
     refuse_half_restored(Settings())

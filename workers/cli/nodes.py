@@ -68,8 +68,8 @@ def node(
     database. When the head is away it waits, and joins again.
     """
     from service.errors import UserError
-    from service.observability import configure_logging
     from service.settings import Settings, ports_of
+    from service.settings.logs import configure_logging
     from workers.node.cards import Cards
     from workers.node.machine import local_cpus, own_address
     from workers.node.membership import Membership, Offer

@@ -38,10 +38,10 @@ def prune(
     Lists what goes and asks first. Without any rule those of TTSV_RETENTION_DAYS, _BEST and _GIB are taken.
     """
     from service.database.engine import Database
-    from service.migrate import refuse_absent, refuse_unmigrated
     from service.settings import Settings
     from service.upkeep import retention
     from service.upkeep.files import DataFolder
+    from service.upkeep.migrate import refuse_absent, refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()

@@ -40,9 +40,9 @@ def serve(
 def migrate() -> None:
     """Bring the database to the newest schema."""
     from service.database.engine import Database
-    from service.migrate import migrate as run
-    from service.migrate import newest
     from service.settings import Settings
+    from service.upkeep.migrate import migrate as run
+    from service.upkeep.migrate import newest
     from service.upkeep.restore import refuse_half_restored
 
     refuse_half_restored(Settings())
@@ -61,9 +61,9 @@ def api(
 
     from service.access.keys import refuse_without_keys
     from service.database.engine import Database
-    from service.migrate import refuse_unmigrated
-    from service.observability import configure_logging
     from service.settings import Settings
+    from service.settings.logs import configure_logging
+    from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()
@@ -104,9 +104,9 @@ def worker(
     Ends with 75 where its time was over before the work, unless the job was queued again.
     """
     from service.database.engine import Database
-    from service.migrate import refuse_unmigrated
-    from service.observability import configure_logging
     from service.settings import Settings
+    from service.settings.logs import configure_logging
+    from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
     from workers.worker import job_time
     from workers.worker.poller import Worker

@@ -27,11 +27,11 @@ from service.database.engine import Database
 from service.database.outages import patiently
 from service.errors import LeaseLostError
 from service.experiments import store
-from service.observability import configure_logging
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
+from service.settings.logs import configure_logging
 from service.specs.grid import search_base
 from service.specs.planner import PlannedTrial
 from service.specs.spec import Asha, ExperimentSpec

@@ -17,8 +17,8 @@ from service.access.keys import refuse_without_keys
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import UserError
-from service.migrate import migrate
 from service.settings import Settings
+from service.upkeep.migrate import migrate
 from service.upkeep.restore import refuse_half_restored
 from workers.node.processes import spawn, stop
 

@@ -22,9 +22,9 @@ from service.api.http.authentication import Reader
 from service.api.http.problems import problem
 from service.database import ClusterNode
 from service.database.engine import Database
-from service.observability import about
 from service.queue import nodes
 from service.queue.census import Census, take_census
+from service.settings.logs import about
 from service.specs.states import NodeState
 
 router = APIRouter(tags=["health"])

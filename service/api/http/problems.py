@@ -18,8 +18,8 @@ from service.api.http.examples import Example, Responses, headers_of
 from service.api.http.problem_types import DATABASE_FULL, PROBLEM_TYPES, READ_ONLY, ProblemType
 from service.database.engine import is_full, is_read_only
 from service.errors import ConflictError, FieldProblem, IdempotencyError, PreconditionError, QuotaError, SpecError
-from service.observability import request_id
 from service.schemas.service import Problem, ProblemField
+from service.settings.logs import request_id
 from service.specs.validation_errors import wrong_fields
 
 EXAMPLE: Example = {

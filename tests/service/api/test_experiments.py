@@ -477,7 +477,7 @@ class TestHealth:
     ) -> None:
         assert api.get("/readyz").status_code == 200
         looked: list[Connection] = []
-        monkeypatch.setattr("service.migrate.lacking_metrics", looked.append)
+        monkeypatch.setattr("service.upkeep.migrate.lacking_metrics", looked.append)
         assert api.get("/readyz").json()["checks"]["schema"] == "ok"
         assert not looked
 

@@ -18,7 +18,7 @@ from service.database import OPEN_TRIALS, Experiment, Protocol, Result, Tally, T
 from service.database.engine import Database
 from service.experiments import store
 from service.experiments.store import Progress
-from service.migrate import migrate
+from service.upkeep.migrate import migrate
 from tests.machinery import Submit
 
 

@@ -28,9 +28,9 @@ from service.database.engine import Database
 from service.leaderboards import cell_scores
 from service.leaderboards.metrics import Metric
 from service.leaderboards.score_ranks import tie_of
-from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
+from service.upkeep.migrate import migrate
 from tests.examples import examples
 from tests.held import unfinished_trials
 from tests.machinery import Make

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Connection, event, make_url, select, text, update
 
-from service import migrate
 from service.database import Artifact, Trial
 from service.database.engine import Database
 from service.settings import Settings
+from service.upkeep import migrate
 from service.upkeep import target as restored_into
 from tests.migrations.statements import Installation
 

@@ -27,7 +27,6 @@ from service.errors import LeaseLostError, UserError
 from service.leaderboards import field_index
 from service.leaderboards.filters import Question
 from service.leaderboards.leaderboard import leaderboard
-from service.migrate import alembic_config, migrate, newest
 from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
@@ -36,6 +35,7 @@ from service.upkeep import archive, backup, restore, rows
 from service.upkeep.archive import Manifest, Reader
 from service.upkeep.backup import back_up
 from service.upkeep.files import DataFolder
+from service.upkeep.migrate import alembic_config, migrate, newest
 from service.upkeep.moves import Journal, Move
 from service.upkeep.restore import refuse_half_restored
 from service.upkeep.target import FENCE_JUMP, GAPS, Target

@@ -15,9 +15,9 @@ from service.api import experiments
 from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.main import create_app
-from service.observability import JsonFormatter, TextFormatter, about, configure_logging
 from service.queue import leases
 from service.settings import LogFormat, Settings
+from service.settings.logs import JsonFormatter, TextFormatter, about, configure_logging
 from tests.machinery import Claim, Finish, Submit, Table
 
 

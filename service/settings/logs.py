@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from service.settings import LogFormat, Settings
+from service.settings.variables import LogFormat, Settings
 
 _IDS = ("request_id", "experiment_id", "trial_id")
 _about: ContextVar[dict[str, object]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
