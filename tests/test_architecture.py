@@ -222,6 +222,13 @@ class TestModules:
         ]
         assert not silent, f"do not say what may be imported: {silent}"
 
+    @pytest.mark.parametrize(("package", "most"), [("ttsv", 20), ("service", 18), ("workers", 6)])
+    def test_the_root_of_a_package_is_seen_at_a_glance(self, package: str, most: int) -> None:
+        """The package's door and its mark that it is typed included."""
+        entries = {m.relative_to(package).parts[0] for m in MODULES if m.parts[0] == package}
+        marks = {mark.name for mark in (ROOT / package).glob("*.typed")}
+        assert len(entries | marks) <= most
+
     def test_nothing_is_unpickled(self) -> None:
         found = []
         for module in MODULES:
