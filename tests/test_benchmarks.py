@@ -240,15 +240,14 @@ def test_processes_share_a_card_under_mps_where_that_is_installed(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its programs are stand-ins, and the card is the processor."""
-    arguments = ("--toy", "--device", "cpu", "--parts", "mps")
+    toy = script.Bench(torch.device("cpu"), True, None, tmp_path / "toy.json", tmp_path)
     monkeypatch.setenv("PATH", os.defpath)
     if shutil.which("nvidia-cuda-mps-control") is None:
-        assert called(script, monkeypatch, *arguments) == 0
-        assert '{"left_out": "not measured: nvidia-cuda-mps-control is not installed"' in capsys.readouterr().out
+        assert script.mps(toy) == {"left_out": "not measured: nvidia-cuda-mps-control is not installed"}
     write_stand_ins(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
     monkeypatch.setenv("STAND_IN_JOURNAL", str(tmp_path / "journal"))
-    assert called(script, monkeypatch, *arguments) == 0
+    assert called(script, monkeypatch, "--toy", "--device", "cpu", "--parts", "mps") == 0
     (printed,) = re.findall(r"^== mps: (.*)$", capsys.readouterr().out, re.MULTILINE)
     found = json.loads(printed)
     assert {"1", "2", "best"} <= found.keys()
@@ -258,8 +257,8 @@ def test_processes_share_a_card_under_mps_where_that_is_installed(
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     monkeypatch.setenv("STAND_IN_MPS", "die")
-    assert called(script, monkeypatch, *arguments) == 1
-    assert "nvidia-cuda-mps-control does not serve: [" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match=r"nvidia-cuda-mps-control does not serve: \["):
+        script.mps(toy)
 
 
 AUTHORS = {

@@ -103,7 +103,7 @@ def untimed(plain: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("points", [3, pytest.param(20, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("points", [2, pytest.param(20, marks=pytest.mark.deep)])
 def test_full_from_some_moment_on(trainable: TrialTrainable, disk: Path, points: int) -> None:
     last(trainable, disk, trial_id=1)  # which leaves what is shared by all
     before = free(disk)
