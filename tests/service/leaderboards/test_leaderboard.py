@@ -803,6 +803,8 @@ class TestQuestions:
         assert [row.cell for row in second.rows] == [f"cell {cell}" for cell in range(70, 90)]
         assert not any("accuracy" in row.best for row in second.rows)
 
+    PAGED: tuple[dict[str, Any], ...] = ({}, {"group_by": "rank"})
+
     def test_as_many_rivals_are_read_as_may_lead_or_end_a_large_board(
         self, rank: Rank, session: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -867,7 +869,7 @@ class TestQuestions:
         runs += [Run(7, seed, "a" if seed < 2 else None, accuracy=7 / 8 + seed / 64) for seed in range(3)]
         runs += [Run(6, seed, "a" if seed < 2 else None, accuracy=1 / 8 + seed / 64) for seed in range(3)]
         rank(runs)
-        for order in ({}, {"group_by": "rank"}):
+        for order in self.PAGED:
             asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"), limit=2, **order)
             first = only_board(asked())
             assert ["accuracy" in row.best for row in first.rows] == [True, False]
@@ -885,7 +887,7 @@ class TestQuestions:
                 for seed in range(3)
             ]
         )
-        for order in ({}, {"group_by": "rank"}):
+        for order in self.PAGED:
             asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"), **order)
             first = only_board(asked(limit=1))
             second = only_board(asked(limit=2, after=first.next))
