@@ -58,10 +58,9 @@ class StoredRivals:
         """Those that a page is compared with in each of several metrics: the complete rows where there are some."""
         # By the ranked metric it is known whether a complete row is there: it may have none of the others.
         asked = list(dict.fromkeys([*metrics, self.ranked]))
-        for complete in (True, False):
-            if any((found := self._ends(asked, complete=complete)).values()):
-                return Rivals(complete, found)
-        return Rivals(complete=False, measured={})
+        found = self._ends(asked, complete=True)
+        complete = any(found.values())
+        return Rivals(complete, found if complete else self._ends(asked, complete=False))
 
     def _ends(self, metrics: Sequence[Metric], *, complete: bool) -> dict[str, list[Measure]]:
         """By metric the complete rows, or the others; of many the first and the last. In one statement, mostly."""

@@ -18,7 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, ExperimentState, Project, Protocol, Result, Tag, Trial, TrialState, now
-from service.database.engine import Database
+from service.database.engine import Database, driver_rows
 from service.errors import NotFoundError, QueryError
 from service.leaderboards import cell_scores, source, stored_rivals
 from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
@@ -26,6 +26,7 @@ from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets, tried_datasets
+from service.leaderboards.materialized import StoredScores
 from service.leaderboards.metrics import Metric
 from service.leaderboards.records import board_records
 from service.leaderboards.scatter import scatter_plot
@@ -33,6 +34,7 @@ from service.leaderboards.score_ranks import tie_of
 from service.leaderboards.sheets import board_sheets
 from service.leaderboards.text_tables import Measured
 from service.paper.reference import references
+from service.specs.columns import value_of
 from tests.examples import examples
 from tests.machinery import Make
 from ttsv.results import protocol_fingerprint
@@ -312,11 +314,13 @@ class TestRules:
         row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, None)]))
         assert (row.seeds, row.complete, row.metrics["accuracy"]["mean"]) == (1, True, 0.25)
 
-    def test_protocols_are_never_mixed(self, rank: Rank) -> None:
-        found = rank([Run(0, 0, "a", 0.5), Run(0, 1, "b", 1.0), Run(1, 0, "b", 0.25)])
+    def test_protocols_are_never_mixed(self, rank: Rank, session: Session) -> None:
+        found = rank([Run(0, 0, "a", 0.5, robust=0.5), Run(0, 1, "b", 1.0, robust=0.5), Run(1, 0, "b", 0.25)])
         means = {board.protocol: [row.metrics["accuracy"]["mean"] for row in board.rows] for board in found.boards}
         assert means == {"b": [0.25, 1.0], "a": [0.5]}  # that of 1.0 lacks a seed
         assert list(means) == ["b", "a"]  # the board with more rows first
+        boards = ask(session, "robust_accuracy").boards  # or with more cells, where it has as many rows
+        assert [(board.protocol, board.total, board.unmeasured) for board in boards] == [("b", 1, 1), ("a", 1, 0)]
 
     def test_a_cell_with_some_results_is_incomplete_and_one_without_is_a_hole(self, rank: Rank) -> None:
         found = rank([Run(0, 0), Run(0, 1, None), Run(1, 0, None), Run(1, 1, None)])
@@ -343,22 +347,37 @@ class TestRules:
             assert spread["std"] < 1e-15
             assert (spread["min"], spread["max"]) == (value, value)
 
-    def test_places_of_equal_values_do_not_deviate(self, rank: Rank) -> None:
-        board = only_board(rank([Run(0, 0), Run(0, 1), Run(1, 0), Run(1, 1)], pivot=("layer", "model")))
+    @pytest.mark.parametrize("value", [0.5, 1.5e308])
+    def test_places_of_equal_values_do_not_deviate(self, rank: Rank, value: float) -> None:
+        runs = [Run(cell, seed, loss=value) for cell in range(5) for seed in (0, 1)]
+        board = only_board(rank(runs, metric="loss", pivot=("layer", "model")))
         assert board.pivot is not None
         ((together,),) = board.pivot.cells
         assert together is not None
-        assert (together["mean"], together["std"], together["seeds"]) == (0.5, 0.0, 4)
+        assert (together["mean"], together["std"], together["seeds"]) == (value, 0.0, 10)
 
     def test_columns_are_chosen_and_hidden_on_every_board(self, rank: Rank, session: Session) -> None:
-        rank([Run(cell, 0, protocol) for cell, protocol in enumerate("aabb")])
+        """And on the whole, where boards differ in more than the rows of each."""
+        rank([Run(cell, 0, protocol, lr=0.5 if protocol == "a" else 0.25) for cell, protocol in enumerate("aabb")])
 
-        def shown(**asked: Any) -> list[list[str]]:
-            return [list(row.fields) for board in ask(session, **asked).boards for row in board.rows]
+        def shown(*expected: str, **asked: Any) -> list[str]:
+            found = ask(session, **asked)
+            for row in (row for board in found.boards for row in board.rows):
+                assert row.fields == {path: value_of(row.config, path) for path in expected}
+            return [column.field for column in found.columns]
 
-        assert shown() == 4 * [["rank"]]
-        assert shown(hidden=("rank",)) == 4 * [[]]
-        assert shown(fields=("training.lr",)) == 4 * [["training.lr"]]
+        assert shown("rank") == ["rank", "training.lr"]
+        assert shown(hidden=("rank",)) == ["training.lr"]
+        assert shown("training.lr", fields=("training.lr",)) == ["training.lr"]
+        assert [board.common["training.lr"] for board in ask(session).boards] == [0.5, 0.25]
+
+    @pytest.mark.parametrize(
+        "other", [[Run(1, 0, None)], [Run(1, 0, accuracy=0.25), Run(1, 1, valid=False)]], ids=["a hole", "invalid"]
+    )
+    def test_columns_tell_also_what_no_row_shows(self, rank: Rank, other: list[Run]) -> None:
+        found = rank([Run(0, 0), *other], limit=1)
+        assert only_board(found).columns == []
+        assert [column.field for column in found.columns] == ["rank"]
 
     def test_a_small_spread_keeps_its_digits(self, rank: Rank) -> None:
         """A sum of squares minus a squared mean would lose all of them."""
@@ -536,6 +555,19 @@ class TestCorruptionBaselines:
         assert plot is not None
         assert plot.cells == 3
         assert [(found.boards, found.cells) for found in measured_datasets(session, 0)] == [(1, 3)]
+
+    @MODES
+    def test_one_baseline_of_all_cells_is_enough_whatever_others_some_have(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        pairs = [(0, "y"), (0, "x"), (1, "x"), (1, "z")]
+        rank([Run(cell, seed, CORRUPTED, error=0.5, baseline=one) for seed, (cell, one) in enumerate(pairs)])
+        boards = ask(session, "mce", filters=Filters(tag=tag)).boards
+        assert sorted((str(baseline_of(board.record)), board.total) for board in boards) == [
+            ("x", 2),
+            ("y", 1),
+            ("z", 1),
+        ]
 
     def test_scores_made_anew_are_the_same(self, rank: Rank, session: Session) -> None:
         rank(list(self.RUNS))
@@ -771,6 +803,64 @@ class TestQuestions:
         assert [row.cell for row in second.rows] == [f"cell {cell}" for cell in range(70, 90)]
         assert not any("accuracy" in row.best for row in second.rows)
 
+    PAGED: tuple[dict[str, Any], ...] = ({}, {"group_by": "rank"})
+
+    def test_as_many_rivals_are_read_as_may_lead_or_end_a_large_board(
+        self, rank: Rank, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ten and two of each metric's order, all of few cells, and more where some of the rows are not meant."""
+        runs = [
+            Run(cell, seed, accuracy=(100 - cell) / 128 + seed / 4096, loss=cell * 37 % 100 + seed / 4)
+            for cell in range(100)
+            for seed in range(1 + cell % 2)
+        ]
+        rank(
+            [
+                replace(run, robust=run.cell if run.cell % 4 else None, lr=0.5 if 50 <= run.cell < 90 else 1.0)
+                for run in runs
+            ]
+        )
+        read: list[int] = []
+
+        def counted(*asked: Any) -> list[tuple[Any, ...]]:
+            rows = driver_rows(*asked)
+            read.append(sum(len(row[2]) if type(row[2]) is list else 1 for row in rows))  # in arrays, or each
+            return rows
+
+        monkeypatch.setattr(stored_rivals, "driver_rows", counted)
+        monkeypatch.setattr(source, "ALL", 0)
+        expected: list[tuple[Metric, int, str, Callable[[int], bool], list[int]]] = [
+            (Metric.ACCURACY, 1000, "", lambda cell: True, [24]),
+            (Metric.ACCURACY, 49, "rank<50", lambda cell: cell < 50, [24]),
+            (Metric.ACCURACY, 50, "rank<50", lambda cell: cell < 50, [100]),
+            (Metric.ACCURACY, 39, "lr=1", lambda cell: not 50 <= cell < 90, [2 * (34 + 7)]),
+            (Metric.ACCURACY, 60, "lr=1", lambda cell: not 50 <= cell < 90, [120]),
+            (Metric.ACCURACY, 39, "lr<1", lambda cell: 50 <= cell < 90, [2 * (50 + 10), 2 * 100]),
+            (Metric.ROBUST_ACCURACY, 1000, "", lambda cell: cell % 4 > 0, [36]),
+            (Metric.ROBUST_ACCURACY, 49, "rank<50", lambda cell: cell < 50 and cell % 4 > 0, [36]),
+            (Metric.ROBUST_ACCURACY, 50, "rank<50", lambda cell: cell < 50 and cell % 4 > 0, [3 * 37]),
+        ]
+        for ranked, few, where, is_meant, count in expected:
+            monkeypatch.setattr(stored_rivals, "_FEW", few)
+            read.clear()
+            scores = StoredScores(
+                session,
+                Question(dataset="digits", metric=ranked, filters=Filters(where=(condition(where),) if where else ())),
+            )
+            (board,) = scores.boards(ranked)
+            metrics = [Metric.ACCURACY, Metric.LOSS]
+            found = scores.rivals(board, ranked, metrics)
+            assert found.complete
+            assert read == count, (ranked, few, where)
+            for metric in metrics:
+                means = [
+                    statistics.mean(getattr(one, metric) for one in runs if one.cell == cell)
+                    for cell in range(100)
+                    if is_meant(cell)
+                ]
+                means.sort(reverse=metric.more_is_better)
+                assert [one.mean for one in found.measured[metric]] == [*means[:10], *means[-2:]], (ranked, few, where)
+
     @MODES
     def test_incomplete_rows_are_no_match_for_complete_ones_of_another_page(
         self, rank: Rank, session: Session, tag: str | None
@@ -779,10 +869,12 @@ class TestQuestions:
         runs += [Run(7, seed, "a" if seed < 2 else None, accuracy=7 / 8 + seed / 64) for seed in range(3)]
         runs += [Run(6, seed, "a" if seed < 2 else None, accuracy=1 / 8 + seed / 64) for seed in range(3)]
         rank(runs)
-        first = only_board(ask(session, filters=Filters(tag=tag, protocol="a"), limit=2))
-        assert ["accuracy" in row.best for row in first.rows] == [True, False]
-        second = only_board(ask(session, filters=Filters(tag=tag, protocol="a"), limit=2, after=first.next))
-        assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
+        for order in self.PAGED:
+            asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"), limit=2, **order)
+            first = only_board(asked())
+            assert ["accuracy" in row.best for row in first.rows] == [True, False]
+            second = only_board(asked(after=first.next))
+            assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
 
     @MODES
     def test_where_all_rows_are_incomplete_those_of_other_pages_are_compared(
@@ -795,10 +887,13 @@ class TestQuestions:
                 for seed in range(3)
             ]
         )
-        asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"))
-        first = only_board(asked(limit=1))
-        second = only_board(asked(limit=2, after=first.next))
-        assert ["accuracy" in row.best for row in (*first.rows, *second.rows)] == [True, False, False]
+        for order in self.PAGED:
+            asked = partial(ask, session, filters=Filters(tag=tag, protocol="a"), **order)
+            first = only_board(asked(limit=1))
+            second = only_board(asked(limit=2, after=first.next))
+            whole = only_board(asked())
+            for rows in ([*first.rows, *second.rows], whole.rows):
+                assert ["accuracy" in row.best for row in rows] == [True, False, False]
 
     @MODES
     def test_a_row_that_lacks_the_metric_of_a_seed_is_no_match_for_complete_ones(
@@ -871,6 +966,19 @@ class TestQuestions:
         assert found[0] == found[1]
 
     @MODES
+    def test_trials_of_cells_without_a_result_are_counted_in_the_first_matrix_alone(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        cells = [Run(0, 0), Run(0, 1, "b"), Run(1, 0, valid=False), Run(2, 0, accuracy=0.75)]
+        rank([*cells, Run(3, 0, model="vgg11"), Run(4, 0, None, model="vgg11")])
+        found = []
+        for board in ask(session, filters=Filters(tag=tag), pivot=("model", "layer")).boards:
+            assert board.pivot is not None
+            found.append([(one["std"], one["missing"]) for (one,) in board.pivot.cells if one is not None])
+        spread = pytest.approx(0.125 * math.sqrt(2))
+        assert found == [[(spread, {"with an invalid result": 1}), (None, {"failed": 1})], [(None, {})]]
+
+    @MODES
     def test_a_matrix_of_the_largest_numbers(self, rank: Rank, session: Session, tag: str | None) -> None:
         """Their sum is beyond float64, as may be those of a deep network's bounds."""
         losses = [[1.7e308, 1.5e308], [1.6e308], [1.7976931348623157e308] * 3]
@@ -930,12 +1038,18 @@ class TestQuestions:
             rows = only_board(found).rows
             assert [(row.cell, row.difference and row.difference["accuracy"].mean) for row in rows] == [("cell 1", 0.5)]
 
-    def test_a_baseline_is_of_the_experiment_asked_for_where_it_has_results_there(
+    def test_a_baseline_is_of_the_experiments_asked_for_where_it_has_results_there(
         self, rank: Rank, session: Session
     ) -> None:
         rank([Run(0, 0, accuracy=0.25), Run(1, 0, accuracy=0.5)], [Run(0, 1, accuracy=0.75)], [Run(1, 2, accuracy=1.0)])
-        for experiment, expected in ((1, 0.25), (3, 0.5)):
-            rows = only_board(ask(session, filters=Filters(experiment_id=experiment), baseline="cell 0")).rows
+        session.add(Tag(experiment_id=1, name="first"))
+        session.flush()
+        for filters, expected in (
+            (Filters(experiment_id=1), 0.25),
+            (Filters(tag="first"), 0.25),
+            (Filters(experiment_id=3), 0.5),
+        ):
+            rows = only_board(ask(session, filters=filters, baseline="cell 0")).rows
             assert rows[0].difference
             assert rows[0].difference["accuracy"].mean == expected
 
