@@ -9,7 +9,7 @@ from service.database import now
 from service.leaderboards.boards import missing_said
 from service.leaderboards.metrics import Metric, unit_of
 from service.leaderboards.text_tables import in_digits
-from service.leaderboards.value_texts import in_words
+from service.leaderboards.value_texts import in_words, with_all_digits
 from service.queue.attempts import Silence
 from service.specs.columns import flat
 
@@ -173,6 +173,7 @@ _ALL = (
     document,
     flat,
     missing_said,
+    with_all_digits,
     measured_on,
     curve_metrics,
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
-from service.leaderboards.value_texts import column_texts, exact_text
+from service.leaderboards.value_texts import column_texts, with_all_digits
 from ttsv.config.fields import FieldValue
 
 _LONGEST = 1e15
@@ -80,7 +80,7 @@ class Sheet:
     def exact(self) -> list[list[str | None]]:
         """Of each place of the rows the value with all of its digits, where it was printed with fewer."""
         return [
-            [None if isinstance(cell, Measured) or (text := exact_text(cell)) == shown else text for cell, shown in row]
+            [None if isinstance(shown, Measured) else with_all_digits(cell, shown) for cell, shown in row]
             for row in (zip(*both, strict=True) for both in zip(self.rows, self.texts, strict=True))
         ]
 

@@ -78,6 +78,12 @@ def exact_text(value: Any) -> str:
     return json.dumps(value) if _of_numbers(value) else value_text(value)
 
 
+def with_all_digits(value: Any, shown: str) -> str | None:
+    """What a value is with all of its digits, where it is shown with fewer."""
+    text = exact_text(value)
+    return text if len(text) > len(shown) else None
+
+
 def _decimals(value: float) -> int:
     exponent = Decimal(repr(value)).normalize().as_tuple().exponent
     return max(0, -exponent) if isinstance(exponent, int) else 0

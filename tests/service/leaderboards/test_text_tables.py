@@ -54,6 +54,7 @@ HOSTILE = [
     "a\x00b\x07\x1b[31m\x85\u2028c",
     "中文 é ß ÿ 🎉 \ufeff",
     "line\nbreak",
+    "and so on …",
     "",
 ]
 
@@ -114,7 +115,7 @@ COMMANDS = {
     *("begin", "end", "centering", "caption", "small", "toprule", "midrule", "bottomrule", "textbf", "pm", "medskip"),
     "smallskip",
     *("parbox", "linewidth", "footnotesize", "raggedright", "textbackslash", "textasciicircum", "textasciitilde"),
-    *("textless", "textgreater", "textbar", "resizebox", "ifdim", "width", "else", "fi"),
+    *("dots", "textless", "textgreater", "textbar", "resizebox", "ifdim", "width", "else", "fi"),
 }
 
 
@@ -222,6 +223,13 @@ class TestDigits:
     def test_other_values_are_as_in_a_spec(self) -> None:
         rows: list[list[Cell]] = [[None, True, [1, 2]], ["none", False, []]]
         assert Sheet("", ["a", "b", "c"], [False] * 3, rows).texts == [["-", "true", "[1, 2]"], ["none", "false", "[]"]]
+
+    def test_what_is_shown_with_fewer_digits_is_there_with_all(self) -> None:
+        rows: list[list[Cell]] = [[0.1, [1 / 3], "a", Measured(1 / 3, None, 2)], [0.25, [0.5], None, None]]
+        assert Sheet("", ["a", "b", "c", "d"], [False] * 4, rows).exact == [
+            [None, "[0.3333333333333333]", *[None] * 2],
+            [None] * 4,
+        ]
 
     def test_a_count_of_a_small_network_is_no_part_of_a_million(self) -> None:
         small, large = (unit_of(Metric.PARAMETERS, means) for means in ([2319, 486], [2319, 11_000_000]))
