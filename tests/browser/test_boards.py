@@ -268,8 +268,8 @@ class TestPlane:
         tell = "async (values) => values.map((await import('/static/numbers.js')).telling(values))"
         assert page.evaluate(tell, [0.12341, 0.12344, None]) == ["0.12341", "0.12344", "none"]
         radii = [36 / 255 * number for number in range(1, 13)]
-        texts = [f"[0.1412, 0.2824, …, {last}] ({count})" for last, count in ((1.694, 12), (1.553, 11))]
-        assert page.evaluate(tell, [radii, radii[:11]]) == texts
+        short = [f"[0.1412, 0.2824, …, {last}] ({count})" for last, count in ((1.694, 12), (1.553, 11))]
+        assert page.evaluate(tell, [radii, radii[:11]]) == short
         told = page.evaluate(tell, [radii, [*radii[:6], 1, *radii[7:]]])
         assert [len(one.split(", ")) for one in told] == [12, 12]
         assert told[0] != told[1]
