@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 PACKAGES = {"booktabs", "graphicx", "fontenc", "geometry"}
-TEXT = {"\\textbackslash", "\\textasciicircum", "\\textasciitilde", "\\textless", "\\textgreater", "\\textbar"}
+TEXT = {
+    "\\dots",
+    "\\textbackslash",
+    "\\textasciicircum",
+    "\\textasciitilde",
+    "\\textless",
+    "\\textgreater",
+    "\\textbar",
+}
 """Commands that print a character; braces end each."""
 ESCAPED = {f"\\{character}" for character in "{}$&#%_"}
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|%[^\n]*\n?|[{}$&#_^~]|\n[ \t]*\n|\s+|[^\\%{}$&#_^~\s]+", re.DOTALL)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends
+from pydantic import WrapValidator
 
 from service.api.dry_run import DRY_RUN
 from service.api.http.authentication import Reader
@@ -21,6 +22,7 @@ from service.schemas.answers import Selection, SelectionPage
 from service.schemas.experiments import ExperimentOut, ExperimentPage, NewExperimentOut
 from service.schemas.field_selection import Fields
 from service.schemas.trials import TrialPage
+from service.specs.posted import as_posted
 from service.specs.spec import ExperimentSpec
 
 YAML_BODY = {
@@ -39,7 +41,7 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RES
     openapi_extra=YAML_BODY,
 )
 def create(
-    spec: Annotated[ExperimentSpec, Body(openapi_examples={"quickstart": {"value": SPEC}})],
+    spec: Annotated[ExperimentSpec, WrapValidator(as_posted), Body(openapi_examples={"quickstart": {"value": SPEC}})],
     posted: Annotated[SpecSubmission, Depends()],
 ) -> Any:
     """Stores the experiment and all its trials, or nothing. The spec may be sent as YAML, too.

@@ -6,7 +6,7 @@ workers are on one machine then.
 
 from collections.abc import Iterable
 
-from service.errors import FieldProblem, SpecError
+from service.errors import FieldProblem
 from service.settings import Settings
 from ttsv.data.catalog import DatasetInfo, dataset_info, own_set
 from ttsv.data.facts import own_info, own_place
@@ -19,30 +19,27 @@ class OwnData:
     def __init__(self, settings: Settings) -> None:
         self._data_dir = settings.data_dir
         self._one_machine = settings.url.get_backend_name() == "sqlite"
-        self._found: dict[str, DatasetInfo | OSError | None] = {}
+        self._found: dict[str, DatasetInfo | OSError | DataError | None] = {}
 
     def facts(self, name: str) -> DatasetInfo | None:
-        """What is known of any data set. Raises `DataError` for one of the user's own that cannot be trained on."""
+        """What is known of any data set: nothing of one of the user's own that is not there, or wrong (`problems`)."""
         if own_set(name) is None:
             return dataset_info(name)
         found = self._look(name)
-        return None if isinstance(found, OSError) else found
+        return None if isinstance(found, OSError | DataError) else found
 
-    def refuse(self, names: Iterable[str]) -> None:
-        """Raises `SpecError` for sets of the user's own that are wrong, or are not where all trials would run."""
+    def problems(self, names: Iterable[str]) -> list[FieldProblem]:
+        """What is the matter with sets of the user's own that are wrong, or are not where all trials would run."""
         problems = []
         for name in sorted(filter(own_set, names)):
-            try:
-                found = self._look(name)
-            except DataError as error:
-                problems.append(FieldProblem("dataset", str(error)))
-                continue
-            if self._one_machine and isinstance(found, OSError):
+            found = self._look(name)
+            if isinstance(found, DataError):
+                problems.append(FieldProblem("dataset", str(found)))
+            elif self._one_machine and isinstance(found, OSError):
                 remedy = "put it there" if _is_absent(found) else "let this service read it"
                 fix = f"{_why(found)} the data folder; {remedy}, or name another data set"
                 problems.append(FieldProblem("dataset", f"{name} needs {own_place(name)}, which {fix}"))
-        if problems:
-            raise SpecError(problems)
+        return problems
 
     def warnings(self, names: Iterable[str]) -> list[str]:
         """What is said of the others, of which not all is known here."""
@@ -56,14 +53,14 @@ class OwnData:
                 said.append(f"dataset {name}: {_UNSEEN}")
         return said
 
-    def _look(self, name: str) -> DatasetInfo | OSError | None:
+    def _look(self, name: str) -> DatasetInfo | OSError | DataError | None:
         if name not in self._found:
             try:
                 self._found[name] = own_info(name, self._data_dir)
             except OSError as error:
                 self._found[name] = error
             except DataError as error:
-                raise DataError(str(error).replace(f"{self._data_dir}/", "")) from error
+                self._found[name] = DataError(str(error).replace(f"{self._data_dir}/", ""))
         return self._found[name]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from service.api.own_data import OwnData
 from service.database.engine import Database
+from service.errors import SpecError
 from service.queue import census, nodes
 from service.settings import Settings
 from service.specs.grid import search_base
@@ -26,7 +27,8 @@ def spec_warnings(
 ) -> list[str]:
     """What has no effect, and what is lacking. Raises `SpecError` for data that trials cannot have."""
     names = _datasets(spec, plan.cells)
-    own.refuse(names)
+    if problems := own.problems(names):
+        raise SpecError(problems)
     absent = _absent_published(names, settings) + _absent_corruptions(spec, plan.cells, settings)
     return [*warnings(spec, plan), *own.warnings(names), *absent, *_idle_gpus(database, spec)]
 

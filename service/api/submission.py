@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Header, Query, Response
 from fastapi.responses import JSONResponse
@@ -16,15 +16,17 @@ from service.api.http.dependencies import Config, Db
 from service.api.http.responses import experiment_out
 from service.api.own_data import OwnData
 from service.api.spec_warnings import bf16_warnings, spec_warnings
-from service.errors import FieldProblem, QueryError
+from service.errors import FieldProblem, QueryError, SpecError
 from service.experiments import store
 from service.experiments.memory import shares
 from service.experiments.submission import Draft, submit
 from service.schemas.dry_runs import DryRunOut
-from service.specs.grid import count_grid, expand_grid
+from service.specs.grid import count_grid, datasets, expand_grid
 from service.specs.patterns import PRINTABLE
 from service.specs.planner import GridCount, Plan
 from service.specs.spec import ExperimentSpec
+
+_Planned = TypeVar("_Planned", bound=Plan | GridCount)
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,22 @@ class SpecSubmission(Submission):
         if known is not None:
             self.response.headers["Location"] = f"/v1/experiments/{known['id']}"
             return known
-        plan = expand_grid(spec, max_trials=self.settings.max_trials, facts=self.own.facts)
-        return self.store(Draft(spec, plan), request)
+        return self.store(Draft(spec, self._planned(spec, expand_grid)), request)
 
     def looked_at(self, spec: ExperimentSpec) -> DryRunOut:
         """What the spec would become. Raises `SpecError`."""
-        expand = count_grid if self.summary else expand_grid
-        plan: Plan | GridCount = expand(spec, max_trials=self.settings.max_trials, facts=self.own.facts)
+        expand: Callable[..., Plan | GridCount] = count_grid if self.summary else expand_grid
+        plan = self._planned(spec, expand)
         said = [*self.said(spec, plan), *bf16_warnings(self.database, spec, plan)]
         return dry_run(self.database, spec, plan, said, self.who.project_id, self.own.facts)
+
+    def _planned(self, spec: ExperimentSpec, expand: Callable[..., _Planned]) -> _Planned:
+        """The trials of a spec. Raises `SpecError` of all that is wrong with it, the user's own data sets included."""
+        problems = self.own.problems(datasets(spec))
+        try:
+            plan = expand(spec, max_trials=self.settings.max_trials, facts=self.own.facts)
+        except SpecError as error:
+            raise SpecError([*error.problems, *problems]) from error
+        if problems:
+            raise SpecError(problems)
+        return plan

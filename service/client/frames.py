@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from service.leaderboards.boards import counted_said
-from service.leaderboards.text_tables import value_text
+from service.leaderboards.value_texts import exact_text
 from service.schemas.leaderboards import BoardOut, PivotCellOut, PivotOut
 from service.schemas.trial_tables import EVERY, Shown
 from service.schemas.trials import EpochOut, ResultOut, TrialOut
@@ -121,7 +121,7 @@ def _of_place(cell: PivotCellOut | None) -> list[Any]:
 
 def _label(value: Any) -> Any:
     """A field's value as an index can have it."""
-    return "none" if value is None else value_text(value) if isinstance(value, list) else value
+    return "none" if value is None else exact_text(value) if isinstance(value, list) else value
 
 
 def _told(frame: "pd.DataFrame", columns: list[str], common: Mapping[str, Any]) -> "pd.DataFrame":

@@ -32,7 +32,8 @@ from service.leaderboards.comparison_sheets import (
 )
 from service.leaderboards.metrics import Metric, Unit
 from service.leaderboards.sides import CompareRow, Comparison, Kind, Side, SideLayers
-from service.leaderboards.text_tables import Cell, column_texts
+from service.leaderboards.text_tables import Cell
+from service.leaderboards.value_texts import column_texts
 from service.specs.columns import validated_on
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -214,10 +215,7 @@ def _over_metrics(found: Comparison) -> list[tuple[_Measured | list[str], list[_
 
 
 def _over_rows(found: Comparison, metric: Metric) -> list[tuple[_Measured | list[str], list[_Pair]]]:
-    columns = [
-        column_texts([list(v) if isinstance(v := row.fields[axis.field], tuple) else v for row in found.rows])
-        for axis in found.axes
-    ]
+    columns = [column_texts([row.fields[axis.field] for row in found.rows]) for axis in found.axes]
     unit = unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows])
     rows: list[tuple[_Measured | list[str], list[_Pair]]] = []
     for number, row in enumerate(found.rows):

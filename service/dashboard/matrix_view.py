@@ -8,6 +8,7 @@ from service.api.matrices import AskedMatrix, written
 from service.dashboard.wording import NONE, fixed, said
 from service.leaderboards.matrix import Axis, Matrix, Seeds
 from service.leaderboards.metrics import Metric
+from service.leaderboards.value_texts import column_texts
 from ttsv.config.fields import FieldValue
 
 MOST_IN_TABLE = 2500
@@ -88,8 +89,8 @@ def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> Matrix
     for axis in found.axes:
         if axis.field not in apart or len(axis.values) > _MOST_CHOICES:
             continue
-        choices = [Choice(_condition(axis, value), axis_text(value), False) for value in axis.values]
-        choices = [Choice(one.condition, one.text, one.condition in conditions) for one in choices]
+        asked_for = [_condition(axis, value) for value in axis.values]
+        choices = [Choice(*one, one[0] in conditions) for one in zip(asked_for, _texts(axis.values), strict=True)]
         offered |= {one.condition for one in choices}
         choosers.append(Chooser(axis.name, choices))
     sheets = list(_sheets(found))
@@ -106,7 +107,7 @@ def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> Matrix
         "texts": {
             "x": _along(found.x),
             "y": _along(found.y),
-            "facets": [facet_text(found, index) for index in range(len(found.facets))],
+            "facets": facet_texts(found),
             "seeds": SEEDS[found.seeds],
         },
     }
@@ -123,13 +124,15 @@ def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> Matrix
     )
 
 
-def facet_text(found: Matrix, index: int) -> str:
-    """What sets a facet apart, in words; nothing where there is one."""
+def facet_texts(found: Matrix) -> list[str]:
+    """What sets each facet apart, in words; nothing where there is one."""
     names = {axis.field: axis.name for axis in found.axes}
-    varied = {path for facet in found.facets for path in facet.fields}
-    several = [path for path in varied if len({facet.fields[path] for facet in found.facets}) > 1]
-    fields = found.facets[index].fields
-    return ", ".join(f"{names[path]} {axis_text(fields[path])}" for path in fields if path in several)
+    texts = []
+    for path in found.facets[0].fields if found.facets else ():
+        values = [facet.fields[path] for facet in found.facets]
+        if len(set(values)) > 1:
+            texts.append([f"{names[path]} {text}" for text in _texts(values)])
+    return [", ".join(own) for own in zip(*texts, strict=True)] or [""] * len(found.facets)
 
 
 def place_text(metric: Metric, value: float | None, deviation: float | None, seeds: int, trials: int) -> str:
@@ -165,21 +168,17 @@ def _sheets(found: Matrix) -> Sequence[Sheet]:
                 text = f"{said(state)} (0 of {trials})"
             grids[facet][places.y[index]][places.x[index]] = (text, state.value)
     headings = _along(found.y)
-    return [Sheet(facet_text(found, at), list(zip(headings, rows, strict=True))) for at, rows in enumerate(grids)]
+    titles = facet_texts(found)
+    return [Sheet(title, list(zip(headings, rows, strict=True))) for title, rows in zip(titles, grids, strict=False)]
 
 
 def _along(axis: Axis) -> list[str]:
     """The values beside an axis; where no field lies along it there is nothing to say."""
-    return [axis_text(value) if axis.field else "" for value in axis.values]
+    return _texts(axis.values) if axis.field else [""] * len(axis.values)
 
 
-def axis_text(value: FieldValue) -> str:
-    """A value beside an axis."""
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        return value
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+def _texts(values: Sequence[FieldValue]) -> list[str]:
+    return ["none" if value is None else text for value, text in zip(values, column_texts(values), strict=True)]
 
 
 def _condition(axis: Axis, value: FieldValue) -> str:

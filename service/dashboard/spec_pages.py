@@ -28,7 +28,8 @@ from service.paper.reference import preset_table
 from service.schemas.dry_runs import DryRunOut
 from service.specs.documents import DocumentError, write_yaml
 from service.specs.editing import Edit, edited, read_text
-from service.specs.spec import ExperimentSpec, read_spec
+from service.specs.posted import read_posted
+from service.specs.spec import ExperimentSpec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -137,7 +138,7 @@ async def sent(request: Request, show: Show, database: Db, settings: Config, who
 def _answered(show: Show, asked: SpecSubmission, text: str) -> Response:
     origin = "As it was sent."
     try:
-        spec = read_spec(read_text(text))
+        spec = read_posted(read_text(text))
         if asked.dry_run:
             return _shown(show, _Looked(text, asked.looked_at(spec)), origin)
         asked.post(spec)
@@ -191,7 +192,7 @@ def looked_at(
     """What a dry run of the text says, or what is wrong in it as `refused`."""
     submission = SpecSubmission(Response(), database, settings, who, None, dry_run=True, summary=not asked.listed)
     try:
-        return submission.looked_at(read_spec(read_text(asked.text)))
+        return submission.looked_at(read_posted(read_text(asked.text)))
     except DocumentError as error:
         return _refused([error.problem or FieldProblem("spec", str(error))])
     except SpecError as error:

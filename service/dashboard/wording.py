@@ -8,7 +8,8 @@ from typing import Any
 from service.database import now
 from service.leaderboards.boards import missing_said
 from service.leaderboards.metrics import Metric, unit_of
-from service.leaderboards.text_tables import in_digits, in_words
+from service.leaderboards.text_tables import in_digits
+from service.leaderboards.value_texts import in_words, with_all_digits
 from service.queue.attempts import Silence
 from service.specs.columns import flat
 
@@ -172,6 +173,7 @@ _ALL = (
     document,
     flat,
     missing_said,
+    with_all_digits,
     measured_on,
     curve_metrics,
 )

@@ -9,7 +9,8 @@ from service.leaderboards.metrics import Metric, Unit, unit_of
 from service.leaderboards.sheets import read
 from service.leaderboards.sides import CompareRow, Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.significance import LEVEL
-from service.leaderboards.text_tables import Cell, Sheet, Value, column_texts, value_text
+from service.leaderboards.text_tables import Cell, Sheet, Value
+from service.leaderboards.value_texts import column_texts, exact_text
 
 LETTERS = ascii_uppercase
 """By which the sides are called, in their order."""
@@ -168,10 +169,9 @@ def _over_rows(found: Comparison, metric: Metric) -> Sheet:
         for axis in found.axes
     ]
     unit = unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows])
-    rows: list[list[Cell]] = []
-    for row in found.rows:
-        fields: list[Cell] = [list(v) if isinstance(v := row.fields[axis.field], tuple) else v for axis in found.axes]
-        rows.append([*fields, *_cells(found, row, metric, unit)])
+    rows: list[list[Cell]] = [
+        [*(row.fields[axis.field] for axis in found.axes), *_cells(found, row, metric, unit)] for row in found.rows
+    ]
     more = _headings(found)
     return Sheet(unit.title, [*headings, *more], [*numeric, *(True for _ in more)], rows, [])
 
@@ -187,7 +187,7 @@ def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]
     rows: list[list[Value]] = []
     for row in found.rows:
         places = [row.fields[path] for path in axes]
-        fields = [one if one is None or isinstance(one, str | int | float) else value_text(one) for one in places]
+        fields = [one if one is None or isinstance(one, str | int | float) else exact_text(one) for one in places]
         for metric in found.metrics:
             sides = zip(LETTERS, found.sides, measures_of(found, row, metric), row.trials, strict=False)
             for letter, side, one, trials in sides:

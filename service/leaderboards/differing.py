@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from service.leaderboards.sides import DifferingField, Side
-from service.leaderboards.text_tables import column_texts
+from service.leaderboards.value_texts import column_texts
 from service.specs.columns import FieldColumn, flat
 from ttsv.config.fields import FieldValue, Json
 

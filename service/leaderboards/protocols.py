@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from service.leaderboards.text_tables import in_words_apart
+from service.leaderboards.value_texts import in_words_apart
 from ttsv.config.fields import Json
 
 Record: TypeAlias = Mapping[str, Json]

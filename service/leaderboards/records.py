@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from service.leaderboards.boards import Board, Leaderboard, Row, counted_said, missing_said
 from service.leaderboards.metrics import Metric
-from service.leaderboards.text_tables import Value, exact_text, value_text
+from service.leaderboards.text_tables import Value
+from service.leaderboards.value_texts import exact_text
 from service.specs.columns import in_order, value_of
 from ttsv.config.fields import FieldValue, TrialFields
 
@@ -118,7 +119,7 @@ def _cell(cell: str, config: TrialFields, fields: Sequence[str]) -> dict[str, Va
 
 def _flat(value: FieldValue) -> Value:
     """A field's value as CSV has it."""
-    return value if value is None or isinstance(value, str | int | float) else value_text(value)
+    return value if value is None or isinstance(value, str | int | float) else exact_text(value)
 
 
 def pivot_records(found: Leaderboard, fields: tuple[str, str]) -> tuple[list[str], list[list[Value]]]:

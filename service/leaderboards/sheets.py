@@ -16,7 +16,8 @@ from service.leaderboards.boards import (
 )
 from service.leaderboards.metrics import HEADLINE, Metric, Unit, unit_of
 from service.leaderboards.significance import SAID
-from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, value_text
+from service.leaderboards.text_tables import Cell, Measured, Sheet
+from service.leaderboards.value_texts import column_texts, value_text
 from service.specs.columns import Columns, default_of, short_name, told, value_of
 from ttsv.config.fields import FieldValues, TrialFields
 

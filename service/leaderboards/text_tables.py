@@ -2,16 +2,15 @@
 
 import csv
 import io
-import json
 import re
 import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
+from service.leaderboards.value_texts import column_texts, with_all_digits
 from ttsv.config.fields import FieldValue
 
 _LONGEST = 1e15
@@ -77,88 +76,18 @@ class Sheet:
         columns = [_column(column) for column in zip(*self.rows, strict=True)]
         return [[column[index] for column in columns] for index in range(len(self.rows))]
 
-
-_SIGNIFICANT = 6
-"""Digits that are printed as they are. A number with more was drawn, not typed: of all such ones in a column so few are
-printed, `_FEWEST` at least, that none looks as another does, and no fraction as a whole number: 0.9999999 is not 1."""
-_FEWEST = 3
-_MOST_SIGNIFICANT = 17
-"""Digits that tell any two numbers apart."""
-_MOST_SHARED = 4
-"""Decimals that all numbers of a column share. Where one needs more, each has its own: 0.1 is not 0.1000000; so it is
-where that would add digits that nobody reads: 100000 is not 100000.0000 as 0.0001 stands below it."""
-_MOST_DECIMALS = 8
-"""More of them are written with an exponent, as are numbers with more digits than `_MOST_DIGITS`."""
-_MOST_DIGITS = 15
-
-
-def number_texts(values: Sequence[float]) -> list[str]:
-    """Numbers as one column prints them: all with the same few decimals, or each as short as it is."""
-    rounded = _told_apart(values)
-    decimals = max((_decimals(value) for value in rounded), default=0)
-    if decimals <= _MOST_SHARED and all(abs(value) < 10 ** (_SIGNIFICANT - decimals) for value in rounded):
-        return [f"{value:.{decimals}f}" for value in rounded]
-    return [_shortest(value) for value in rounded]
-
-
-def _told_apart(values: Sequence[float]) -> list[float]:
-    """Numbers with as few digits as tell them apart; those that somebody typed are as they were."""
-    exact = [float(value) for value in values]
-    if any(abs(value) >= 10**_SIGNIFICANT for value in exact):
-        return exact
-    typed = [float(f"{value:.{_SIGNIFICANT}g}") == value for value in exact]
-    for digits in range(_FEWEST, _SIGNIFICANT + 1):
-        rounded = [value if kept else float(f"{value:.{digits}g}") for value, kept in zip(exact, typed, strict=True)]
-        whole = any(seen.is_integer() and not value.is_integer() for seen, value in zip(rounded, exact, strict=True))
-        if len(set(rounded)) == len(set(exact)) and not whole:
-            return rounded
-    return exact
-
-
-def _shortest(value: float) -> str:
-    decimals = _decimals(value)
-    if decimals <= _MOST_DECIMALS and abs(value) < 10**_MOST_DIGITS:
-        return f"{value:.{decimals}f}"
-    digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
-    return f"{value:.{digits - 1}e}"
-
-
-def column_texts(values: Sequence[Any]) -> list[str]:
-    """Values of a configuration as one column prints them."""
-    return [text for text in _column(values) if isinstance(text, str)]
-
-
-def value_text(value: Any) -> str:
-    """One value of a configuration, by itself."""
-    (text,) = column_texts([value])
-    return text
-
-
-def exact_text(value: Any) -> str:
-    """One value of a configuration with all of its digits, as a name that no other value has."""
-    return _shortest(float(value)) if type(value) in (int, float) else value_text(value)
-
-
-def _decimals(value: float) -> int:
-    exponent = Decimal(repr(value)).normalize().as_tuple().exponent
-    return max(0, -exponent) if isinstance(exponent, int) else 0
+    @cached_property
+    def exact(self) -> list[list[str | None]]:
+        """Of each place of the rows the value with all of its digits, where it was printed with fewer."""
+        return [
+            [None if isinstance(shown, Measured) else with_all_digits(cell, shown) for cell, shown in row]
+            for row in (zip(*both, strict=True) for both in zip(self.rows, self.texts, strict=True))
+        ]
 
 
 def _column(cells: Sequence[Cell]) -> list[str | Measured]:
-    numbers = {
-        index: float(cell)
-        for index, cell in enumerate(cells)
-        if isinstance(cell, int | float) and not isinstance(cell, bool)
-    }
-    printed: dict[int, str] = {}
-    # Of a rank whole numbers are channels and fractions a share of them: neither has the other's digits.
-    for whole in (True, False):
-        mine = {index: number for index, number in numbers.items() if (type(cells[index]) is int) == whole}
-        printed |= dict(zip(mine, number_texts(list(mine.values())), strict=True))
-    return [
-        printed[index] if index in printed else cell if isinstance(cell, Measured) else _plain(cell)
-        for index, cell in enumerate(cells)
-    ]
+    texts = iter(column_texts([cell for cell in cells if not isinstance(cell, Measured)]))
+    return [cell if isinstance(cell, Measured) else next(texts) for cell in cells]
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
@@ -325,6 +254,7 @@ _LATEX = {
     '"': "''",
     "`": "{`}",
     "±": "$\\pm$",
+    "…": "\\dots{}",
 }
 
 
@@ -348,31 +278,3 @@ def _hidden(character: str) -> bool:
 
 def _number(character: str) -> str:
     return f"U+{ord(character):04X}"
-
-
-def _plain(cell: Any) -> str:
-    if isinstance(cell, dict):
-        return in_words(cell)
-    return "-" if cell is None else cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
-
-
-def in_words(value: Any, digits: int = _SIGNIFICANT) -> str:
-    """A value of a record in words: `pgd (eps 0.03, steps 10)`, its fractions with so many digits at most."""
-    if isinstance(value, Mapping):
-        parts = (
-            f"{name} ({in_words(one, digits)})" if isinstance(one, Mapping) else f"{name} {in_words(one, digits)}"
-            for name, one in value.items()
-        )
-        return ", ".join(parts) or "none"
-    if value is None or isinstance(value, float):
-        return "none" if value is None else f"{value:.{digits}g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def in_words_apart(one: Any, other: Any) -> tuple[str, str]:
-    """Two values that differ in words, with as many digits as tell them apart."""
-    for digits in range(_SIGNIFICANT, _MOST_SIGNIFICANT):
-        said = in_words(one, digits), in_words(other, digits)
-        if said[0] != said[1]:
-            return said
-    return in_words(one, _MOST_SIGNIFICANT), in_words(other, _MOST_SIGNIFICANT)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.leaderboards.metrics import Metric
-from service.leaderboards.text_tables import SHRUNK, escape_latex, value_text
+from service.leaderboards.text_tables import SHRUNK, escape_latex
+from service.leaderboards.value_texts import value_text
 from service.paper.presets import Scale
 from service.paper.reference import RATIOS, Label, PaperTable, printed_of
 from service.paper.reproduction import Reproduction, TableRow

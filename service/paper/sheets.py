@@ -3,7 +3,8 @@
 from service.leaderboards.metrics import Measure, Metric
 from service.leaderboards.sheets import read
 from service.leaderboards.significance import SAID, unbeaten
-from service.leaderboards.text_tables import Cell, Measured, Sheet, Value, value_text
+from service.leaderboards.text_tables import Cell, Measured, Sheet, Value
+from service.leaderboards.value_texts import value_text
 from service.paper.reference import RATIOS, Label
 from service.paper.reproduction import Reproduction, TableRow
 

@@ -8,7 +8,8 @@ from typing import Any, Self
 from service.leaderboards.metrics import Metric
 from service.leaderboards.records import FIELDS
 from service.leaderboards.sheets import configuration_sheet, read
-from service.leaderboards.text_tables import Cell, Sheet, value_text
+from service.leaderboards.text_tables import Cell, Sheet
+from service.leaderboards.value_texts import exact_text
 from service.schemas.dry_runs import DryRunOut
 from service.schemas.trials import PASSING, ResultOut, TrialOut
 from service.specs.columns import (
@@ -128,4 +129,4 @@ def _plain(value: Any) -> Any:
 
 
 def _said(value: Any) -> str:
-    return value.isoformat() if hasattr(value, "isoformat") else value_text(value)
+    return value.isoformat() if hasattr(value, "isoformat") else exact_text(value)

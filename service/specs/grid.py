@@ -5,11 +5,12 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from service.errors import FieldProblem, SpecError
 from service.specs.columns import nearest_said
+from service.specs.faults import REQUIRED, Faults, errors
 from service.specs.json_schema import value_fix
 from service.specs.patterns import NAME, WORDS
 from service.specs.planner import CellCount, Facts, GridCount, Plan, PlannedCell, PlannedTrial, Planner
@@ -19,7 +20,7 @@ from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldValue, FieldValues, Json, JsonObject
 from ttsv.config.trial import field_infos
 from ttsv.data.catalog import dataset_info
-from ttsv.errors import ConfigError, DataError
+from ttsv.errors import ConfigError
 
 __all__ = [
     "Plan",
@@ -33,10 +34,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Parts:
-    """A spec's base, variants and listed trials, their fields by dotted path."""
+    """A spec's base, axes, variants and listed trials, their fields by dotted path."""
 
     spec: ExperimentSpec
     base: FieldValues
+    grid: Mapping[str, Sequence[FieldValue]]
     variants: Sequence[FieldValues]
     trials: Sequence[FieldValues]
 
@@ -53,8 +55,9 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset
     Raises `SpecError` naming every wrong field; a spec of more than `max_trials` points is refused before it is
     expanded. `facts`: what is known of data sets where the trials are to run.
     """
-    parts, points = _checked(spec, max_trials)
+    parts, points, wrong = _checked(spec, max_trials)
     if spec.search is not None:
+        wrong.refuse()
         probed = _probe(spec, parts.base, facts)
         return Plan([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
@@ -63,16 +66,19 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset
     for fields in _points(parts):
         try:
             trial = planner.plan(fields)
-        except (ConfigError, DataError) as error:
-            raise _at_odds(error) from error
-        planned.setdefault(trial.fingerprint, trial)
+        except ConfigError:
+            wrong.look_at(planner, fields)
+        else:
+            planned.setdefault(trial.fingerprint, trial)
+    wrong.refuse()
     return Plan(list(planned.values()), points, _idle(spec, planner), planner.unreached(), planner.unbuilt)
 
 
 def count_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset_info) -> GridCount:
     """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
-    parts, points = _checked(spec, max_trials)
+    parts, points, wrong = _checked(spec, max_trials)
     if spec.search is not None:
+        wrong.refuse()
         probed = _probe(spec, parts.base, facts)
         return GridCount([], points, _idle(spec, probed), probed.unreached(), probed.unbuilt)
 
@@ -82,14 +88,22 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset_
     for fields, own in _seeded(parts):
         try:
             cell = planner.cell(fields)
-            if value_fix(field_infos()["seed"], own[-1]):  # of `repeat`: the values of an axis were looked at
-                planner.plan({**fields, "seed": next(seed for seed in own if value_fix(field_infos()["seed"], seed))})
-        except (ConfigError, DataError) as error:
-            raise _at_odds(error) from error
-        cells[cell.digest] = cell
-        seeds.setdefault(cell.digest, set()).update(own)
+        except ConfigError:
+            wrong.look_at(planner, fields)
+        else:
+            cells[cell.digest] = cell
+            seeds.setdefault(cell.digest, set()).update(own)
+        for seed in _too_large(own):
+            wrong.look_at(planner, {**fields, "seed": seed})
+    wrong.refuse()
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
     return GridCount(counts, points, _idle(spec, planner), planner.unreached(), planner.unbuilt)
+
+
+def _too_large(seeds: Sequence[int]) -> Sequence[int]:
+    """The seeds of `repeat` that are no seeds: those of an axis were looked at by themselves."""
+    info = field_infos()["seed"]
+    return [seed for seed in seeds if value_fix(info, seed)] if seeds and value_fix(info, seeds[-1]) else ()
 
 
 def _idle(spec: ExperimentSpec, planner: Planner) -> tuple[str, ...]:
@@ -101,17 +115,66 @@ def _idle(spec: ExperimentSpec, planner: Planner) -> tuple[str, ...]:
     return (*planner.idle(), *(("scheduler.grace_epochs",) if late else ()))
 
 
-def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
-    """The parts of a spec whose fields are right by themselves, and how many points it has. Raises `SpecError`."""
-    problems: list[FieldProblem] = []
-    base = _flatten(spec.base, "base", problems)
+def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int, Faults]:
+    """What of a spec's parts is right by itself, how many points it has, and what is wrong.
+
+    Raises `SpecError` where the points are too many to be looked at.
+    """
+    parts, problems = _read(spec)
     points = _count(spec)
     if points > max_trials:
-        problems.append(FieldProblem(_source(spec), f"{_sum(spec)} points; at most {max_trials} are allowed"))
-        raise SpecError(problems)
+        many = FieldProblem(_source(spec), f"{_sum(spec)} points; at most {max_trials} are allowed")
+        raise SpecError([*problems, many])
+    faults = Faults(problems)
+    return _right(parts, faults), points, faults
+
+
+def field_problems(spec: ExperimentSpec) -> list[FieldProblem]:
+    """What is wrong with the fields of a spec by themselves."""
+    return _read(spec)[1]
+
+
+def datasets(spec: ExperimentSpec) -> set[str]:
+    """The data sets of all trials of a spec, whatever else is wrong with it; of a search those that it may draw."""
+    parts, _ = _read(spec)
+    drawn = spec.search.space.get("dataset", {}).get("choice", ()) if spec.search else parts.grid.get("dataset", ())
+    laid = [*(parts.variants or [{}] if _has_grid(spec) else ()), *parts.trials]
+    named = [{**parts.base, **fields}.get("dataset") for fields in laid]
+    return {one for one in (*named, *drawn) if isinstance(one, str) and not value_fix(field_infos()["dataset"], one)}
+
+
+def _right(parts: _Parts, faults: Faults) -> _Parts:
+    """The parts without what is wrong by itself; where too much is wrong they have no point."""
+    infos = field_infos()
+
+    def right(item: str, fields: FieldValues) -> FieldValues | None:
+        if faults.hopeless & {item, "base", "grid"}:
+            return None
+        return {path: value for path, value in fields.items() if not value_fix(infos[path], value)}
+
+    variants = [right(f"variants[{index}]", fields) for index, fields in enumerate(parts.variants)]
+    trials = [right(f"trials[{index}]", fields) for index, fields in enumerate(parts.trials)]
+    grid: dict[str, list[FieldValue]]
+    grid = {
+        path: [value for value in values if not value_fix(infos[path], value)]
+        for path, values in parts.grid.items()
+        if path in infos
+    }
+    base = right("base", parts.base)
+    kept = [one for one in variants if one is not None]
+    if base is None or (variants and not kept):
+        grid = {"dataset": []}  # of whose product nothing is left
+    listed = [one for one in trials if one is not None]
+    return replace(parts, base=base or {}, grid=grid, variants=kept, trials=listed)
+
+
+def _read(spec: ExperimentSpec) -> tuple[_Parts, list[FieldProblem]]:
+    """A spec's parts, and what is wrong with their fields by themselves."""
+    problems: list[FieldProblem] = []
+    base = _flatten(spec.base, "base", problems)
     variants = [_flatten(variant, f"variants[{index}]", problems) for index, variant in enumerate(spec.variants)]
     trials = [_flatten(trial, f"trials[{index}]", problems) for index, trial in enumerate(spec.trials)]
-    parts = _Parts(spec, base, variants, trials)
+    parts = _Parts(spec, base, spec.grid, variants, trials)
     _check_axes(parts, problems)
     # Here and not where they are read: workers read what was stored before, too.
     if not re.search(NAME, spec.name):
@@ -128,16 +191,7 @@ def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
         _check_search(spec, base, problems)
     else:
         _check_required(parts, problems)
-    if problems:
-        raise SpecError(problems)
-    return parts, points
-
-
-def _at_odds(error: ConfigError | DataError) -> SpecError:
-    """What is said of fields that do not go together, and of a data set that cannot be trained on."""
-    if isinstance(error, DataError):
-        return SpecError([FieldProblem("dataset", str(error))])
-    return SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")])
+    return parts, problems
 
 
 def search_base(spec: ExperimentSpec) -> FieldValues:
@@ -196,7 +250,7 @@ def _product(parts: _Parts, without: str = "") -> Iterator[FieldValues]:
     """The product of variants and axes, one of which may be left out."""
     if not _has_grid(parts.spec):
         return
-    grid = {path: values for path, values in parts.spec.grid.items() if path != without}
+    grid = {path: values for path, values in parts.grid.items() if path != without}
     for variant in parts.variants or [{}]:
         shared = {**parts.base, **variant}
         for combination in itertools.product(*grid.values()):
@@ -205,7 +259,7 @@ def _product(parts: _Parts, without: str = "") -> Iterator[FieldValues]:
 
 def _seeded(parts: _Parts) -> Iterator[tuple[FieldValues, Sequence[int]]]:
     """The fields of every point but for the seed, in the points' order, each with its seeds."""
-    axis = parts.spec.grid.get("seed")
+    axis = cast("Sequence[int] | None", parts.grid.get("seed"))
     for fields in _product(parts, without="seed"):
         yield _apart(fields, axis, parts.spec.repeat)
     for trial in parts.trials:
@@ -243,7 +297,7 @@ def _check_axes(parts: _Parts, problems: list[FieldProblem]) -> None:
 
 def _check_required(parts: _Parts, problems: list[FieldProblem]) -> None:
     spec, variants = parts.spec, parts.variants
-    for path in _REQUIRED:
+    for path in REQUIRED:
         in_grid = path in spec.grid or not _has_grid(spec) or (variants and all(path in v for v in variants))
         if path not in parts.base and not (in_grid and all(path in trial for trial in parts.trials)):
             where = "in every trial" if spec.trials else "in every variant or as an axis"
@@ -261,7 +315,7 @@ def _check_search(spec: ExperimentSpec, base: FieldValues, problems: list[FieldP
     problems += space_problems(spec.search.space, base)
     problems += [
         FieldProblem(f"base.{path}", f"is required, here or in search.space; {_choices(path)}")
-        for path in _REQUIRED
+        for path in REQUIRED
         if path not in base and path not in spec.search.space
     ]
     better = best_direction(spec.search.metric)
@@ -274,25 +328,21 @@ def _probe(spec: ExperimentSpec, base: FieldValues, facts: Facts) -> Planner:
     assert spec.search is not None
     source, planner = random.Random(0), _planner(spec, facts)
     space = domains(spec.search.space)
+    found: dict[tuple[str, str], FieldProblem] = {}
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
-        try:
-            planner.plan({**base, **point})
-        except DataError as error:
-            raise _at_odds(error) from error
-        except ConfigError as error:
+        for error in errors(planner, {**base, **point}):
             where = f"search.space.{error.field}" if error.field in space else error.field
             problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
-            raise SpecError([problem]) from error
+            found.setdefault((where, error.fix), problem)
+    if found:
+        raise SpecError([*found.values()])
     return planner
 
 
 def _planner(spec: ExperimentSpec, facts: Facts) -> Planner:
     chooser = "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
     return Planner(chooser, facts, cards=spec.resources.gpus > 0)
-
-
-_REQUIRED = ("dataset", "model")
 
 
 def _choices(path: str) -> str:

@@ -17,7 +17,7 @@ from ttsv.errors import ConfigError
 from ttsv.models.registry import has_torchvision
 
 Facts = Callable[[str], DatasetInfo | None]
-"""Name of a data set -> what is known of it; raises `DataError` for one that cannot be trained on."""
+"""Name of a data set -> what is known of it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Planner:
         self._chooser, self._facts, self._cards = chooser, facts, cards
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, PlannedCell] = {}
-        self._images: set[tuple[Any, ...]] = set()
+        self._images: dict[tuple[Any, ...], ConfigError | None] = {}
+        """What is the matter with networks and the images they take, where anything is."""
         self._built: set[tuple[Any, ...]] = set()
         """What of torchvision's networks is built: their layers are known once they are, which takes time."""
         self._unbuilt: set[tuple[Any, ...]] = set()
@@ -123,7 +124,7 @@ class Planner:
         return tuple(sorted(self._milestones - self._reached)) if self._reached else ()
 
     def plan(self, fields: FieldValues) -> PlannedTrial:
-        """Raises `ConfigError` for fields that do not go together, and what `facts` does of a data set."""
+        """Raises `ConfigError` for fields that do not go together."""
         cell = self.cell({path: value for path, value in fields.items() if path != "seed"})
         # (The seed is checked where the configuration is made, as any field is.)
         config = dataclasses.replace(cell.config, seed=cast(int, fields["seed"])) if "seed" in fields else cell.config
@@ -169,17 +170,26 @@ class Planner:
         projected = config.constraint == "clip", config.clipping.linear, *divided
         alone = config.leaves_one_alone(info)
         rank = config.rank if config.layer == "aoc-tt" else None  # which alone has no layers of some ranks
-        images = (config.dataset, config.model, config.layer, rank, config.mean, config.std, alone, *projected)
+        batch = config.training.batch_size if alone else None
+        images = (config.dataset, config.model, config.layer, rank, config.mean, config.std, batch, *projected)
         if images not in self._images:
-            known = not config.model.startswith("torchvision:")
-            network = (config.dataset, config.model, config.layer, alone)
-            build = has_torchvision() and (network in self._built or len(self._built) < _MOST_BUILT)
-            config.check_images(info, build=build)
-            self._images.add(images)
-            if not known:
-                (self._built if build else self._unbuilt).add(network)
+            self._images[images] = self._refusal(config, info, alone)
+        if (refusal := self._images[images]) is not None:
+            raise ConfigError(refusal.field, refusal.value, refusal.fix)
         different = config.deciding()
         return PlannedCell(config, different, digest(different))
+
+    def _refusal(self, config: TrialConfig, info: DatasetInfo | None, alone: bool) -> ConfigError | None:
+        """What is the matter with a network and its images; looked at once, as some have to be built."""
+        network = (config.dataset, config.model, config.layer, alone)
+        build = has_torchvision() and (network in self._built or len(self._built) < _MOST_BUILT)
+        if config.model.startswith("torchvision:"):
+            (self._built if build else self._unbuilt).add(network)
+        try:
+            config.check_images(info, build=build)
+        except ConfigError as error:
+            return error
+        return None
 
     def _part(self, name: str, fields: FieldValues) -> Checked:
         key = name + _key(fields)

@@ -265,6 +265,14 @@ class TestPlane:
         assert page.evaluate(call, [*texts.values()]) == [*texts]
         # Means that differ in nothing but their last bit are an axis, too.
         assert page.evaluate(f"async (low) => {{ {read}; return evenly(low, low + 2 ** -50); }}", 5) == [5]
+        tell = "async (values) => values.map((await import('/static/numbers.js')).telling(values))"
+        assert page.evaluate(tell, [0.12341, 0.12344, None]) == ["0.12341", "0.12344", "none"]
+        radii = [36 / 255 * number for number in range(1, 13)]
+        short = [f"[0.1412, 0.2824, …, {last}] ({count})" for last, count in ((1.694, 12), (1.553, 11))]
+        assert page.evaluate(tell, [radii, radii[:11]]) == short
+        told = page.evaluate(tell, [radii, [*radii[:6], 1, *radii[7:]]])
+        assert [len(one.split(", ")) for one in told] == [12, 12]
+        assert told[0] != told[1]
 
     def test_files_have_the_key_of_the_colours(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page

@@ -53,7 +53,7 @@ def progress_line(experiment: ExperimentOut) -> str:
     if bad:
         parts.append(f"{bad} failed or diverged")
     if progress.seconds_left is not None:
-        parts.append(f"about {duration(progress.seconds_left)} left")
+        parts.append(f"about {duration(max(1.0, progress.seconds_left))} left")  # nothing is done in no time
     return " | ".join(parts)
 
 

@@ -161,11 +161,12 @@ def result_out(result: Result) -> ResultOut:
 def _seconds_left(experiment: Experiment, progress: store.Progress) -> float | None:
     """From the last progress on, at the pace since the last claim: what is stored says it, so the ETag stands still.
 
-    None until a twentieth of its work is done, as starting takes time too.
+    None until a twentieth of its work is done, as starting takes time too, and where all epochs are done: how long the
+    evaluations take that are left is not known.
     """
     claimed, progressed = experiment.claimed_at, experiment.progressed_at
-    done = progress.epochs_done - experiment.epochs_at_claim
+    done, left = progress.epochs_done - experiment.epochs_at_claim, progress.epochs - progress.epochs_done
     wanted = (progress.epochs - experiment.epochs_at_claim) / 20
-    if experiment.state != ExperimentState.RUNNING or claimed is None or progressed is None or done < max(1, wanted):
+    if experiment.state != ExperimentState.RUNNING or claimed is None or progressed is None:
         return None
-    return max(0.0, (progressed - claimed).total_seconds()) * (progress.epochs - progress.epochs_done) / done
+    return None if done < max(1, wanted) or not left else max(0.0, (progressed - claimed).total_seconds()) * left / done

@@ -1,6 +1,6 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
 import { AROUND, Charts, axis, clear, heights } from "/static/charts.js";
-import { said, short, ticks } from "/static/numbers.js";
+import { short, telling, ticks } from "/static/numbers.js";
 import { read } from "/static/paper.js";
 import { element, isAway } from "/static/request.js";
 import { csv, save } from "/static/save.js";
@@ -128,10 +128,11 @@ export class CurveView extends Charts {
     }
     const experiments = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
     const seeds = new Set(curves.map((curve) => curve.seed)).size > 1;
+    const say = new Map([...columns, ...decided].map(({ field }) => [field, telling(curves.map(({ fields }) => fields[field]))]));
     const elsewhere = (curve) => document.body.dataset.experiment !== undefined && !isOfPage(curve);
     return [...groups].map(([key, members]) => {
       const [{ experiment_id: home, cell, seed, fields }] = members;
-      const words = (some) => some.map(({ field, name }) => `${name} ${said(fields[field])}`);
+      const words = (some) => some.map(({ field, name }) => `${name} ${say.get(field)(fields[field])}`);
       const named = (parts, seedSaid) => {
         const seeds = `${members.length} seeds`;
         if (members.length > 1) return parts.length > 0 ? `${parts.join(", ")} (${seeds})` : seeds;

@@ -38,6 +38,25 @@ export function said(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
+const WHOLE = 5; // so long lists are shown whole
+
+/** How the values of a field are said: with as few digits and numbers of lists as leave different values different. */
+export function telling(values) {
+  const distinct = [...new Map(values.map((value) => [JSON.stringify(value ?? null), value])).values()];
+  const digits = Array.from({ length: 14 }, (_, more) => 4 + more);
+  const ways = [WHOLE, Infinity].flatMap((longest) => digits.map((most) => (value) => written(value, most, longest)));
+  return ways.find((way) => new Set(distinct.map(way)).size === distinct.length) ?? said;
+}
+
+function written(value, digits, longest) {
+  const rounded = typeof value === "number" && !Number.isInteger(value) && digits > 4;
+  if (rounded) return String(Number(value.toPrecision(digits)));
+  if (!Array.isArray(value)) return said(value);
+  const numbers = value.map((one) => (typeof one === "number" ? written(one, digits, longest) : JSON.stringify(one)));
+  if (numbers.length <= longest) return `[${numbers.join(", ")}]`;
+  return `[${[...numbers.slice(0, 2), "…", numbers.at(-1)].join(", ")}] (${numbers.length})`;
+}
+
 /** A round number, as beside an axis: in all of its digits, as its neighbours may differ in the last of them alone. */
 export function tick(value) {
   const number = Number(value);

@@ -1,6 +1,6 @@
 // The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
 import { init } from "/static/lib/echarts.js";
-import { grouped, inDigits, said, short, tick } from "/static/numbers.js";
+import { grouped, inDigits, short, telling, tick } from "/static/numbers.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
 import { element, isAway, patience } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
@@ -24,6 +24,7 @@ const byField = figure.querySelector("select[name=by]");
 const chooser = figure.querySelector("button[data-brush]");
 const metrics = JSON.parse(figure.dataset.metrics);
 let data = null;
+let say = new Map(); // how the values of each field are said
 let chart = null;
 let outlined = []; // the rectangle that was drawn
 let chosen = null;
@@ -37,7 +38,7 @@ const wide = (values) => values.every((value) => value > 0) && Math.max(...value
 const differing = () => [...data.columns, ...data.decided];
 
 function words(index) {
-  const where = data.columns.map(({ field, name }) => `${name} ${said(data.fields[field][index])}`);
+  const where = data.columns.map(({ field, name }) => `${name} ${say.get(field)(data.fields[field][index])}`);
   const number = (axis) => {
     const [value, error] = [data[axis][index], data[`${axis}_error`][index]];
     const spread = error === null ? "" : ` ± ${shown(axis, error, value)}`;
@@ -55,6 +56,7 @@ function paint() {
   const field = byField.value;
   if (!field) return { of: () => ({ colour: colours[0], symbol: "circle" }), keys: [] };
   const values = data.fields[field];
+  const said = say.get(field);
   const texts = [...new Set(values.map(said))];
   if (values.every((value) => value === null || typeof value === "number") && texts.length > colours.length) {
     const known = values.filter((value) => value !== null);
@@ -193,7 +195,7 @@ function options() {
 function axes() {
   const fields = differing().filter(({ field }) => shownFields.includes(field));
   return [
-    ...fields.map(({ field, name }) => ({ name, ...scaleOf(data.fields[field], said) })),
+    ...fields.map(({ field, name }) => ({ name, ...scaleOf(data.fields[field], say.get(field)) })),
     ...["x", "y"].map((axis) => ({ name: title(axis), ...scaleOf(scaled(axis), short, true) })),
   ];
 }
@@ -492,6 +494,7 @@ async function load(missed = 0) {
   }
   if (!response.ok) return;
   data = await response.json();
+  say = new Map(differing().map(({ field }) => [field, telling(data.fields[field])]));
   figure.hidden = data.cell.length === 0;
   if (figure.hidden) return;
   document.querySelector(".plane-fallback")?.setAttribute("hidden", "");

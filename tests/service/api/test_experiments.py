@@ -293,9 +293,16 @@ class TestExperiments:
         assert api.get("/v1/experiments").json()["items"][0]["progress"]["trials"] == progress["trials"]
 
     def test_time_left_at_the_pace_of_what_is_done(
-        self, api: TestClient, submit: Submit, claim: Claim, finish: Finish, database: Database, table: Table
+        self,
+        api: TestClient,
+        submit: Submit,
+        claim: Claim,
+        finish: Finish,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
     ) -> None:
-        """Six epochs of nine in 60 seconds: 30 more."""
+        """Six epochs of nine in 60 seconds: 30 more. How long an evaluation takes is not known of epochs."""
         experiment_id = submit(seeds=3)
         lease = claim()
         for trial in table(Trial)[:2]:
@@ -308,6 +315,16 @@ class TestExperiments:
 
         database.write(a_minute)
         assert api.get(f"/v1/experiments/{experiment_id}").json()["progress"]["seconds_left"] == 30
+        last = table(Trial)[2].id
+        database.write(under(lease, HeldExperiment.start_trial, last))
+        for epoch in (1, 2, 3):
+            database.write(under(lease, HeldExperiment.add_epoch, last, reported(epoch_point(epoch))))
+        trained = api.get(f"/v1/experiments/{experiment_id}").json()["progress"]
+        database.write(under(lease, HeldExperiment.yield_trial, last))
+        queued = api.get(f"/v1/experiments/{experiment_id}").json()["progress"]
+        for progress, state in ((trained, "running"), (queued, "queued")):
+            assert (progress["trials"][state], progress["epochs_done"], progress["epochs"]) == (1, 9, 9)
+            assert progress["seconds_left"] is None
 
 
 class TestTrials:

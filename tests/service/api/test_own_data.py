@@ -41,7 +41,7 @@ def refused(api: TestClient, spec: dict[str, Any]) -> tuple[str, str]:
     ("fields", "field", "said"),
     [
         ({"model": "vgg11"}, "model", "cannot take the images of npz:mine: image_size = 30: must be at least 32"),
-        ({"model": "wrn10-1", "mean": [0.1, 0.2]}, "mean", "one per channel of npz:mine, 3"),
+        ({"model": "resnet18", "mean": [0.1, 0.2]}, "mean", "one per channel of npz:mine, 3"),
         ({"model": "resnet18", "evaluation": {"attack": "autoattack"}}, "evaluation.attack", "npz:mine has 2"),
         ({"model": "torchvision:resnet18", "training": {"batch_size": 28}}, "training.batch_size", "no image alone"),
         ({"model": "torchvision:alexnet"}, "model", "cannot take the images of npz:mine"),
