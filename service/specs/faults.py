@@ -17,6 +17,8 @@ _REST = {"clipping": ("clipping.", "constraint"), "division": ("division.", "con
 """Of which fields nothing can be said where one of a part is left out, besides those of the part itself."""
 _MOST_VALUES = 5
 """Of one field so many values are named that are wrong in the same way."""
+_MOST_TRIALS = 1000
+"""So many wrong ones are looked at: what the others would add is not worth the seconds that ten thousands take."""
 
 
 class Faults:
@@ -28,6 +30,7 @@ class Faults:
     def __init__(self, problems: Sequence[FieldProblem]) -> None:
         self._problems = dict.fromkeys(problems)
         self._values: dict[tuple[str, str], dict[str, None]] = {}
+        self._trials = 0
         places = [found for problem in problems if (found := _PLACE.fullmatch(problem.field))]
         tops = {path.partition(".")[0] for path in field_infos()} - {*REQUIRED}
         # A wrong value of an axis is left out, and the others stand by themselves.
@@ -39,9 +42,15 @@ class Faults:
 
     def look_at(self, planner: Planner, fields: FieldValues) -> None:
         """Adds all that is wrong with a trial."""
+        self._trials += 1
         for error in errors(planner, fields):
             if not error.field.startswith(self._unsure):
                 self._values.setdefault((error.field, error.fix), {})[shown(error.value)] = None
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no more trials need be looked at."""
+        return self._trials >= _MOST_TRIALS
 
     def refuse(self) -> None:
         """Raises `SpecError` where anything is wrong."""

@@ -68,6 +68,8 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset
             trial = planner.plan(fields)
         except ConfigError:
             wrong.look_at(planner, fields)
+            if wrong.are_enough:
+                break
         else:
             planned.setdefault(trial.fingerprint, trial)
     wrong.refuse()
@@ -95,6 +97,8 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int, facts: Facts = dataset_
             seeds.setdefault(cell.digest, set()).update(own)
         for seed in _too_large(own):
             wrong.look_at(planner, {**fields, "seed": seed})
+        if wrong.are_enough:
+            break
     wrong.refuse()
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
     return GridCount(counts, points, _idle(spec, planner), planner.unreached(), planner.unbuilt)

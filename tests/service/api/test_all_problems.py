@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.errors import SpecError
+from service.specs.grid import expand_grid
+from service.specs.planner import PlannedTrial, Planner
+from service.specs.spec import ExperimentSpec
 from tests.service.api.test_own_data import POSTED
+from ttsv.config.fields import FieldValues
 
 BASE = {"dataset": "digits", "model": "small-cnn"}
 STRIDED = {"model": "lipconvnet-5", "layer": "bcop", "constraint": "clip", "delta": 1}
@@ -68,3 +73,19 @@ def test_of_what_is_wrong_nothing_waits(sqlite_api: TestClient, spec: dict[str, 
     found = {problem["field"]: problem["message"] for problem in answers[0]}
     assert found.keys() == said.keys()
     assert all(said[field] in message for field, message in found.items()), found
+
+
+def test_of_ten_thousand_wrong_trials_a_part_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[FieldValues] = []
+    plan = Planner.plan
+
+    def watched(self: Planner, fields: FieldValues) -> PlannedTrial:
+        looked.append(fields)
+        return plan(self, fields)
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    grid = {"training.lr": [(place + 1) / 10_000 for place in range(10_000)], "mean": [[0, 0]]}
+    spec = ExperimentSpec.model_validate({"name": "x", "base": BASE, "grid": grid})
+    with pytest.raises(SpecError, match="one per channel"):
+        expand_grid(spec, max_trials=10_000)
+    assert 1000 <= len(looked) < 5000
