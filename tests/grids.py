@@ -173,7 +173,10 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
 
 
 def machines(session: Session) -> None:
-    """Says that there are a head without GPUs and a node with two, on which trials run, and one that was refused."""
+    """Says that there are a head without GPUs and a node with two, on which trials run, and one that was refused.
+
+    Those trials have begun just now: who fills a database long before would find that they say nothing.
+    """
     versions = Versions("0.1.0", "3.11.9", "2.60.0", "2.9.1")
     h100 = Gpu("NVIDIA H100 80GB HBM3", 79.6)
     seen = [
@@ -182,6 +185,7 @@ def machines(session: Session) -> None:
         Node("c" * 56, "old1", "", 0, 0, 0, state=NodeState.REFUSED, problem="torch 2.8.0 here, 2.9.1 at the head"),
     ]
     nodes.record(session, "head1-4711", seen)
+    session.execute(update(Trial).where(Trial.state == TrialState.RUNNING).values(started_at=now()))
 
 
 def finish(session: Session, trial_id: int, accuracy: float, **changes: Any) -> None:

@@ -112,6 +112,7 @@ def claim(
         return None
     experiment = session.get_one(Experiment, found, populate_existing=True)
     experiment.fence += 1
+    experiment.heartbeat = 0
     experiment.state = ExperimentState.RUNNING
     experiment.started_at = experiment.started_at or now()
     experiment.claimed_at = now()

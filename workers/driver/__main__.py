@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-START_SECONDS = 60
+CONNECT_SECONDS = 60
 FLUSH_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """How long it goes unnoticed at most that the experiment is to stop."""
@@ -103,9 +103,11 @@ class Driver:
         from workers.driver import feed, tuner
 
         slots = self._slots = feed.Slots()
+        # Who cannot reach its cluster may hang inside Ray: it ends without the interpreter's help.
+        faulthandler.dump_traceback_later(CONNECT_SECONDS, exit=True)
         tuner.connect(os.environ["RAY_ADDRESS"])
-        gc.freeze()  # what was imported stays: to look through it for garbage holds all results up, half a second once
         faulthandler.cancel_dump_traceback_later()
+        gc.freeze()  # what was imported stays: to look through it for garbage holds all results up, half a second once
         self._sweep()
         spec = patiently(self._read_spec)
         passes = self._passes = tuner.Passes(self._run_trial, self._recorder)
@@ -310,8 +312,6 @@ def main(run: RunTrial = run_trial) -> None:
     """The driver's process; `run` is what runs one trial."""
     # Blocked in every thread that follows; a thread of our own waits for them, so that no Ray call can hold them up.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    # A driver that cannot reach its cluster may hang inside Ray: it ends without the interpreter's help.
-    faulthandler.dump_traceback_later(START_SECONDS, exit=True)
     parser = argparse.ArgumentParser(description="Runs one claimed experiment; workers start it.")
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--fence", type=int, required=True)

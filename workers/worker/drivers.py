@@ -24,18 +24,24 @@ logger = logging.getLogger(__name__)
 DRIVER = (sys.executable, "-m", "workers.driver")
 LONGEST_PAUSE = 60.0
 """Between the deaths of a driver and its next start, in seconds."""
+START_SECONDS = 300.0
+"""For so long a driver may start, and has its lease renewed for it: its imports alone can take longer than a lease."""
 _HEALTHY_SECONDS = 60.0
 
 
 @dataclass(eq=False)
 class Driver:
-    """A driver's process, what it was last told of its share, and whether its end was asked for."""
+    """A driver's process, what it was last told of its share, and whether its end was asked for.
+
+    `beats`: how often its lease was renewed for it.
+    """
 
     lease: Lease
     child: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
     told: str | None = None
     unwanted: bool = False
+    beats: int = 0
     _line: bytes = b""
     _next: bytes = b""
 
@@ -62,6 +68,10 @@ class Driver:
                 if not self._line:
                     self._line, self._next = self._next, b""
                 self._line = self._line[os.write(pipe, self._line) :]
+
+    def is_starting(self, heartbeat: int) -> bool:
+        """Whether it has not renewed its lease itself yet, as the heartbeat tells, and may take longer to."""
+        return heartbeat <= self.beats and time.monotonic() - self.started < START_SECONDS
 
     def end(self) -> None:
         """Asks it to write what it knows and to give its experiment back."""

@@ -193,7 +193,8 @@ class Worker:
     def _reap(self) -> None:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still.
 
-        And those that do not leave though their lease is lost: no heartbeat tells of them any more.
+        And those that do not leave though their lease is lost: no heartbeat tells of them any more. Drivers that are
+        still starting have their leases renewed for them.
         """
         with self._database.read() as session:
             running = leases.watch(session)
@@ -211,6 +212,10 @@ class Worker:
                 if expired:
                     logger.error("the driver of experiment %d gives no sign of life: killing it", seen.experiment_id)
                     stop(driver.child, grace=0)
+                elif seconds >= self._settings.beat_seconds and driver.is_starting(seen.heartbeat):
+                    driver.beats += 1
+                    with contextlib.suppress(LeaseLostError):
+                        self._database.write(partial(leases.renew, lease=driver.lease))
                 continue
             # A claim of our own without a driver: the database's answer to it never arrived.
             unknown = self._identity is not None and seen.process == self._identity

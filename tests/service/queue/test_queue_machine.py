@@ -462,8 +462,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert {key: results[key] for key in self.results} == self.results
         for key, before in self.experiments.items():
             row = experiments[key]
-            assert row["fence"] >= before["fence"]
-            assert row["heartbeat"] >= before["heartbeat"]
+            assert (row["fence"], row["heartbeat"]) >= (before["fence"], before["heartbeat"])
             if key not in self.changed_by_people:
                 assert row["revision"] == before["revision"]
                 if before["state"] not in OPEN_EXPERIMENTS:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -687,8 +688,35 @@ def test_drain_gives_back_what_runs_and_spends_no_attempt(lab: Lab) -> None:
         assert session.scalars(released).all() == [{"fence": 1, "drained": True}]
 
 
-def test_silent_driver_is_killed(lab: Lab) -> None:
-    """No heartbeat for as long as a lease lasts: hung, or stuck in its start."""
+SLOW_START = """
+import sys, time
+time.sleep(1.5)  # what it imports, on a machine that is busy
+from service.database.engine import Database
+from service.queue.leases import Lease
+from service.settings import Settings
+from workers.driver.lease_keeper import LeaseKeeper
+LeaseKeeper(Database(Settings().url), Lease(int(sys.argv[2]), int(sys.argv[4])), 0.1, sys.exit).start()
+time.sleep(60)
+"""
+
+
+def test_a_driver_may_take_longer_to_start_than_its_lease_lasts(lab: Lab) -> None:
+    """Its worker renews the lease until it does so itself; from then on one that stands still is killed."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, SLOW_START, lease_seconds=1, beat_seconds=0.1)
+    rig.worker._turn()
+    (driver,) = rig.worker._drivers
+    rig.turn_until(lambda: lab.experiment(experiment_id).heartbeat > driver.beats)
+    assert (beats := driver.beats) > 5
+    driver.child.send_signal(signal.SIGSTOP)
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence >= 2)
+    assert (driver.beats, driver.child.poll()) == (beats, -signal.SIGKILL)
+    rig.worker._drain()
+
+
+def test_a_driver_that_never_gets_to_its_first_heartbeat_is_killed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it had time enough to start, and for as long as a lease lasts."""
+    monkeypatch.setattr("workers.worker.drivers.START_SECONDS", 0.2)
     experiment_id = lab.post([0])
     rig = Rig(lab, SLEEP, lease_seconds=0.5)
     rig.turn_until(lambda: lab.experiment(experiment_id).fence >= 2)
