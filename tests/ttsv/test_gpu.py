@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
 ROOT = Path(__file__).parents[2]
-MOST_ARE_DEEP = [layer if layer in ("dense", "tt", "soc-tt", "cayley") else deep(layer) for layer in LAYERS]
+MOST_ARE_DEEP = [layer if layer in ("dense", "tt") else deep(layer) for layer in LAYERS]
 BASE: dict[str, Any] = {
     "dataset": "synthetic:3x8x8:4:80",
     "model": "small-cnn",
@@ -159,7 +159,7 @@ def test_norms_lie_within_their_bounds(card: "Cards", dense: "Dense", stride: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["L2", "Linf"])
+@pytest.mark.parametrize("norm", ["L2", deep("Linf")])
 def test_attacks_break_what_they_break_on_the_processor(card: "Cards", tmp_path: Path, norm: str) -> None:
     """With a radius that breaks everything at once, and one that breaks nothing."""
     for eps, left in ((1e-6, None), (10.0, 0.0)):
