@@ -15,6 +15,7 @@ is killed with all that it runs.
 import argparse
 import dataclasses
 import json
+import math
 import secrets
 import sys
 import time
@@ -32,6 +33,7 @@ from tests.chaos.fences import read as read_refusals
 from tests.chaos.monkey import Monkey
 from tests.chaos.site import Site, why_not_unshared
 from tests.chaos.verdict import judge
+from workers.trial_process.trainable import REPORT_SECONDS
 
 RECORDS = Path(__file__).with_name("records.jsonl")
 
@@ -165,7 +167,10 @@ def main() -> int:
             time.sleep(0.2)
         with database.read() as session:
             places = 2 * site.cpus if options.only == "node" else None
-            verdict = judge(session, site.data, poster.posted, site.notes, places=places)
+            # On a node without the folder trials wait for the head once in so long, which may be away when they die.
+            alone = not options.unshared or options.only == "node"
+            ahead = 0 if alone else 1 + math.ceil(REPORT_SECONDS / grid.seconds)
+            verdict = judge(session, site.data, poster.posted, site.notes, places=places, ahead=ahead)
         if options.unfenced:
             verdict.faults = read_refusals(site.notes).stale
         elif rival and not monkey.zombies:

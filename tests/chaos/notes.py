@@ -14,8 +14,8 @@ _FILE = "epochs"
 class Lives:
     """A trial's processes: how many, epochs trained again, checkpoints changed and found so, and what is wrong.
 
-    A process may do no more again than the epoch that its predecessor (the newest attempt before it) did last, and
-    one more for the checkpoint that it found spoilt.
+    A process may do no more again than the epoch that its predecessor (the newest attempt before it) did last, one
+    more for the checkpoint that it found spoilt, and those that a predecessor may have been ahead of its store.
     """
 
     runs: int = 0
@@ -41,8 +41,8 @@ def note_mutation(notes: Path, folder: Path, number: int) -> None:
         file.write(f"{folder.parent.name} {folder.name} mutated {number}\n")
 
 
-def read(notes: Path) -> dict[int, Lives]:
-    """What is noted of each trial, by its id."""
+def read(notes: Path, ahead: int = 0) -> dict[int, Lives]:
+    """What is noted of each trial, by its id; trials may have been so many epochs `ahead` of what was stored."""
     found: dict[int, Lives] = {}
     reached: dict[int, dict[Attempt, int]] = {}
     changed = set[str]()
@@ -66,7 +66,7 @@ def read(notes: Path) -> dict[int, Lives]:
         lives.spoilt += what == "spoilt"
         last = before[max(one for one in before if one <= attempt)] if any(one <= attempt for one in before) else 0
         lives.redone += max(0, last - epoch)
-        if last - epoch > 1 + (what == "spoilt"):
+        if last - epoch > 1 + (what == "spoilt") + ahead:
             lives.faults.append(f"attempt {name} went on after epoch {epoch}, the one before had done {last}")
         before[attempt] = epoch
     return found

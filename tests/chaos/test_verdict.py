@@ -159,6 +159,13 @@ def test_epochs_done_again_by_one_process_more_than_once(played: Played) -> None
     assert fault.endswith(f"attempt 3 went on after epoch {EPOCHS - 2}, the one before had done {EPOCHS}")
 
 
+def test_a_trial_may_be_ahead_of_a_store_that_is_away(played: Played) -> None:
+    notes.note_epoch(played.folder(), EPOCHS)
+    notes.note_start(played.folder().with_name("3"), EPOCHS - 3, spoilt=False)
+    told = [notes.read(played.data / "notes", ahead)[1].faults for ahead in (1, 2)]
+    assert [len(faults) for faults in told] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("spoilt", "done", "fault"),
     [

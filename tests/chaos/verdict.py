@@ -53,14 +53,21 @@ def chain(seed: int, decay: float, epochs: int) -> list[str]:
 
 
 def judge(
-    session: Session, data: Path, experiments: Mapping[str, int], notes: Path, *, places: int | None = None
+    session: Session,
+    data: Path,
+    experiments: Mapping[str, int],
+    notes: Path,
+    *,
+    places: int | None = None,
+    ahead: int = 0,
 ) -> Verdict:
     """Looks at everything. `experiments` is what was posted: name -> how many trials it must have.
 
     `notes` is the folder of what workers, drivers and trials noted themselves. `places`: on how many trials run at
-    once, where lost trials must have run again before new ones began.
+    once, where lost trials must have run again before new ones began. `ahead`: by how many epochs they may have been
+    ahead of their store.
     """
-    verdict, noted = Verdict(), read_lives(notes)
+    verdict, noted = Verdict(), read_lives(notes, ahead)
     refusals = read_refusals(notes)
     verdict.refused, verdict.faults = refusals.by_thread, list(refusals.stale)
     found = session.execute(select(Experiment.name, Experiment.id, Experiment.state).order_by(Experiment.id)).all()
