@@ -61,7 +61,10 @@ class Diary:
 
 @dataclass(frozen=True)
 class Growth:
-    """What one kind of process had when warm, and in the end (medians; of several alike, what grew most)."""
+    """What one kind of process had when warm, and in the end (of several alike, what grew most).
+
+    Memory and descriptors are medians; threads the most of then and the fewest of now.
+    """
 
     name: str
     mebibytes: tuple[float, float]
@@ -80,14 +83,19 @@ def warm_and_last(values: Sequence[float]) -> tuple[float, float]:
     return statistics.median(values[eighth : 2 * eighth] or values), statistics.median(values[-eighth:])
 
 
+def most_and_fewest(values: Sequence[int]) -> tuple[int, int]:
+    """The most of the second eighth, the fewest of the last: Ray's pools have threads more and less all the time."""
+    eighth = max(1, math.ceil(len(values) / 8))
+    return max(values[eighth : 2 * eighth] or values), min(values[-eighth:])
+
+
 def growths(diary: Diary) -> list[Growth]:
     """What each kind of process has grown by."""
     kinds: dict[str, list[Growth]] = defaultdict(list)
     for looks in diary.steady().values():
-        memory, descriptors, threads = (
-            warm_and_last([float(value) for value in values])
-            for values in zip(*((look.memory, look.descriptors, look.threads) for look in looks), strict=True)
-        )
+        memory = warm_and_last([look.memory for look in looks])
+        descriptors = warm_and_last([look.descriptors for look in looks])
+        threads = most_and_fewest([look.threads for look in looks])
         mebibytes = (round(memory[0] / 2**20, 1), round(memory[1] / 2**20, 1))
         kinds[looks[0].name].append(Growth(looks[0].name, mebibytes, descriptors, threads))
     return [max(alike, key=lambda growth: growth.share) for _, alike in sorted(kinds.items())]

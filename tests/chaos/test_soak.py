@@ -65,6 +65,15 @@ def test_what_is_not_given_back_is_named(more: dict[str, float], said: str) -> N
     assert leaks(diary(**more)) == [said]
 
 
+def test_a_pool_of_threads_that_is_larger_now_and_then_is_no_leak() -> None:
+    written = diary()
+    for number in range(0, LOOKS, 3):
+        written.processes[number][1] = dataclasses.replace(written.processes[number][1], threads=6)
+    for number in range(LOOKS - 3, LOOKS):  # what a median would take for more
+        written.processes[number][1] = dataclasses.replace(written.processes[number][1], threads=6)
+    assert leaks(written) == []
+
+
 def test_the_one_that_grows_most_speaks_for_those_alike() -> None:
     written = diary(memory=0.3)
     for looks in written.processes:
