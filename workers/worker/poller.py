@@ -194,7 +194,7 @@ class Worker:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still.
 
         And those that do not leave though their lease is lost: no heartbeat tells of them any more. Drivers that are
-        still starting have their leases renewed for them.
+        still starting, and compute, have their leases renewed for them.
         """
         with self._database.read() as session:
             running = leases.watch(session)
@@ -212,7 +212,7 @@ class Worker:
                 if expired:
                     logger.error("the driver of experiment %d gives no sign of life: killing it", seen.experiment_id)
                     stop(driver.child, grace=0)
-                elif seconds >= self._settings.beat_seconds and driver.is_starting(seen.heartbeat):
+                elif seconds >= self._settings.beat_seconds and driver.is_starting(seen.heartbeat) and driver.gets_on():
                     driver.beats += 1
                     with contextlib.suppress(LeaseLostError):
                         self._database.write(partial(leases.renew, lease=driver.lease))

@@ -1,0 +1,87 @@
+"""A driver that hangs while its lease is renewed."""
+
+from __future__ import annotations
+
+import faulthandler
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+
+from service.queue import leases
+from workers.driver.callback import TuneCallback
+from workers.driver.tuner import Passes
+
+if TYPE_CHECKING:
+    from tests.workers.conftest import Lab
+
+pytestmark = pytest.mark.here
+
+TURNS = """
+import time
+from workers.driver import hanging
+hanging.HUNG_SECONDS, hanging._TURN_SECONDS = 1, 0.05
+with hanging.ended_if_hung():
+    loop = hanging.Loop()
+    for _ in range(15):
+        loop.turn()
+        time.sleep(0.1)
+time.sleep(1.1)
+print("lives", flush=True)
+with hanging.ended_if_hung():
+    time.sleep(60)
+"""
+
+HANGS = """
+import sys, time
+from workers.driver import __main__ as driver, hanging
+
+class Disk:
+    def find_spec(self, name, *_):
+        while name == "workers.driver.feed":
+            time.sleep(0.1)  # a disk that is gone
+
+hanging.HUNG_SECONDS = 0.5
+sys.meta_path.insert(0, Disk())
+driver.main()
+"""
+
+
+def _ended(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_a_process_lives_while_its_loop_turns() -> None:
+    ended = _ended(TURNS)
+    assert (ended.returncode, ended.stdout) == (1, "lives\n"), ended.stderr
+    assert "Timeout (0:00:01)!" in ended.stderr
+
+
+def test_a_driver_that_hangs_in_an_import_ends(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its lease by then, and renews it."""
+    experiment_id = lab.post([0])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    monkeypatch.setenv("TTSV_DATA_DIR", str(lab.data_dir))
+    ended = _ended(HANGS, "--experiment", str(experiment_id), "--fence", str(lease.fence))
+    assert ended.returncode == 1
+    assert "in find_spec" in ended.stderr
+    assert lab.experiment(experiment_id).heartbeat > 0
+
+
+def test_a_pass_may_last_while_tunes_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: limits.append(seconds))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: limits.append(None))
+    monkeypatch.setattr("workers.driver.hanging._TURN_SECONDS", 0)
+    callback = TuneCallback(MagicMock(), MagicMock(), Path())
+    tuner = SimpleNamespace(fit=lambda: callback.on_step_begin(0, []))
+    monkeypatch.setattr(Passes, "_tuner", lambda *_: tuner)
+    spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
+    work: Any = SimpleNamespace(spec=spec, home=SimpleNamespace(storage=None))
+    Passes(lambda *_, **__: iter(()), cast("Any", None)).run(work)
+    assert limits == [300, 300, None]
