@@ -176,8 +176,10 @@ class TrialTrainable(tune.Trainable):
             raise LostDeviceError(f"torch cannot use the GPU that {socket.gethostname()} offers: {self._refused}")
         try:
             return next(self._reports)
-        except DeviceError:
+        except DeviceError as error:
             self._broken = True
+            if isinstance(error, LostDeviceError):
+                time.sleep(HINDERED_SECONDS)  # nothing is held against the trial, which may meet the card again
             raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
         except OutOfMemoryError as error:
             if self._shared:

@@ -290,11 +290,16 @@ def test_a_client_of_mps_has_its_share_of_the_memory(
     trainable.cleanup()
 
 
-@pytest.mark.parametrize("error", [BrokenContextError("a kernel failed"), LostDeviceError("the GPU is lost")])
+@pytest.mark.parametrize(
+    ("error", "pauses"),
+    [(BrokenContextError("a kernel failed"), []), (LostDeviceError("the GPU is lost"), [HINDERED_SECONDS])],
+)
 def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
-    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DeviceError
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DeviceError, pauses: list[float]
 ) -> None:
-    """Its trial is lost and tried again elsewhere, as one whose process was killed."""
+    """Its trial is lost and tried again elsewhere, as one whose process was killed; not at once on a lost card."""
+    waited = list[float]()
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", waited.append)
 
     def never() -> None:
         raise AssertionError("nothing of a broken context can be called")
@@ -304,6 +309,7 @@ def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
         trainable.step()
     with pytest.raises(type(error), match=str(error)):
         trainable.step()
+    assert waited == pauses
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.empty_cache", never)
     assert not trainable.reset_config(config(tmp_path, good))
