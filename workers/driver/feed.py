@@ -13,6 +13,7 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.errors import LeaseLostError
+from workers.driver.hanging import unlimited
 from workers.trial_process.messages import Job
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,8 @@ class Feed(Searcher):
         try:
             with self._settling:
                 taken = self._taken | set(self._at_work.values())  # of which Tune may not know yet that it died
-            job = self._unsure_job(trial_id) or self._next_job(taken) or self._new_job(trial_id)
+            with unlimited():
+                job = self._unsure_job(trial_id) or self._next_job(taken) or self._new_job(trial_id)
         except LeaseLostError:
             self.stop()  # the keeper of the lease ends the driver
             return None

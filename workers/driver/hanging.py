@@ -11,16 +11,22 @@ from contextlib import contextmanager
 HUNG_SECONDS = 300.0
 """So long imports, or one of Tune's steps, may take."""
 _TURN_SECONDS = 10.0
+_limit: float | None = None
+"""What the innermost block may take that the main thread is in."""
 
 
 @contextmanager
 def ended_if_hung(seconds: float | None = None) -> Iterator[None]:
     """Ends this process where the block takes longer, or where a `Loop` in it does not turn."""
-    _end_after(seconds)
-    try:
+    with _limited(HUNG_SECONDS if seconds is None else seconds):
         yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def unlimited() -> Iterator[None]:
+    """A block within such a block that may take any time: a database that stands still is waited for."""
+    with _limited(None):
+        yield
 
 
 class Loop:
@@ -32,9 +38,24 @@ class Loop:
     def turn(self) -> None:
         """Gives it time anew; often is cheap."""
         if time.monotonic() - self._turned >= _TURN_SECONDS:
-            _end_after(None)
+            _begin()
             self._turned = time.monotonic()
 
 
-def _end_after(seconds: float | None) -> None:
-    faulthandler.dump_traceback_later(HUNG_SECONDS if seconds is None else seconds, exit=True)
+@contextmanager
+def _limited(seconds: float | None) -> Iterator[None]:
+    global _limit
+    before, _limit = _limit, seconds
+    _begin()
+    try:
+        yield
+    finally:
+        _limit = before
+        _begin()
+
+
+def _begin() -> None:
+    if _limit is None:
+        faulthandler.cancel_dump_traceback_later()
+    else:
+        faulthandler.dump_traceback_later(_limit, exit=True)

@@ -14,6 +14,7 @@ import pytest
 
 from service.queue import leases
 from workers.driver.callback import TuneCallback
+from workers.driver.feed import Feed, Slots
 from workers.driver.tuner import Passes
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ with hanging.ended_if_hung():
     for _ in range(15):
         loop.turn()
         time.sleep(0.1)
+    with hanging.unlimited():
+        time.sleep(1.1)
 time.sleep(1.1)
 print("lives", flush=True)
 with hanging.ended_if_hung():
@@ -73,15 +76,22 @@ def test_a_driver_that_hangs_in_an_import_ends(lab: Lab, monkeypatch: pytest.Mon
     assert lab.experiment(experiment_id).heartbeat > 0
 
 
-def test_a_pass_may_last_while_tunes_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_may_last_while_tunes_loop_turns_or_waits_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float | None] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: limits.append(seconds))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: limits.append(None))
     monkeypatch.setattr("workers.driver.hanging._TURN_SECONDS", 0)
     callback = TuneCallback(MagicMock(), MagicMock(), Path())
-    tuner = SimpleNamespace(fit=lambda: callback.on_step_begin(0, []))
-    monkeypatch.setattr(Passes, "_tuner", lambda *_: tuner)
+    slots = Slots()
+    slots.set(1)
+    feed = Feed(lambda _: limits.append(0), slots, lambda: None)
+
+    def fit() -> None:
+        callback.on_step_begin(0, [])
+        feed.suggest("a")
+
+    monkeypatch.setattr(Passes, "_tuner", lambda *_: SimpleNamespace(fit=fit))
     spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
     work: Any = SimpleNamespace(spec=spec, home=SimpleNamespace(storage=None))
     Passes(lambda *_, **__: iter(()), cast("Any", None)).run(work)
-    assert limits == [300, 300, None]
+    assert limits == [300, 300, None, 0, 300, None]
