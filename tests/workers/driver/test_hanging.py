@@ -20,8 +20,6 @@ from workers.driver.tuner import Passes
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
 
-pytestmark = pytest.mark.here
-
 TURNS = """
 import time
 from workers.driver import hanging
@@ -58,12 +56,14 @@ def _ended(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_process_lives_while_its_loop_turns() -> None:
     ended = _ended(TURNS)
     assert (ended.returncode, ended.stdout) == (1, "lives\n"), ended.stderr
     assert "Timeout (0:00:01)!" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_in_an_import_ends(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has its lease by then, and renews it."""
     experiment_id = lab.post([0])
