@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
+STRAY_SECONDS = 10.0
+"""How long a driver may take to leave whose lease is lost, as by a cancelling: it looks every second."""
 
 
 class Worker:
@@ -202,7 +204,7 @@ class Worker:
         strays = [stray for stray in self._drivers if stray.lease not in held]
         self._strays = {stray.lease: self._strays.get(stray.lease, moment) for stray in strays}
         for stray in strays:
-            if moment - self._strays[stray.lease] >= self._settings.lease_seconds:
+            if moment - self._strays[stray.lease] >= STRAY_SECONDS:
                 logger.error("the driver of experiment %d holds nothing: killing it", stray.lease.experiment_id)
                 stray.kill()
         for seen, seconds in self._standstill.look(running):

@@ -727,10 +727,14 @@ def test_a_driver_that_never_gets_to_its_first_heartbeat_is_killed(
     rig.worker._drain()
 
 
-def test_a_driver_that_does_not_see_that_its_lease_is_lost_is_killed(lab: Lab) -> None:
-    """As one that stands still: the experiment is somebody else's, and nobody watches its old heartbeat."""
+def test_a_driver_that_does_not_see_that_its_lease_is_lost_is_killed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that stands still: the experiment is somebody else's, and nobody watches its old heartbeat.
+
+    However long a lease lasts: its trials hold cards that are free for others.
+    """
+    monkeypatch.setattr("workers.worker.poller.STRAY_SECONDS", 0.5)
     experiment_id = lab.post([0])
-    rig = Rig(lab, SLEEP, lease_seconds=1.5)
+    rig = Rig(lab, SLEEP, lease_seconds=60)
     rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
     (driver,) = rig.worker._drivers
     for act in (actions.pause, actions.resume):
