@@ -38,7 +38,7 @@ class Census:
     experiments: Mapping[ExperimentState, int]
     trials: Mapping[TrialState, int]
     queued_trials: int
-    gpu_seconds: float
+    gpu_seconds: int
     lost_leases: int
     workers: int
     nodes: Sequence[ClusterNode]
@@ -149,7 +149,8 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
         experiments=experiments,
         trials=trials,
         queued_trials=int(session.scalar(waiting) or 0),
-        gpu_seconds=spent + spent_by_deleted,
+        # PostgreSQL adds up in any order: of the last digits a sum may be less than the one before.
+        gpu_seconds=round(spent + spent_by_deleted),
         lost_leases=lost + lost_by_deleted,
         workers=session.scalar(seen) or 0,
         nodes=rows,
