@@ -10,7 +10,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ttsv.errors import LostDeviceError
-from workers.driver.hanging import Loop
+from workers.driver import hanging
 from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
@@ -66,14 +66,13 @@ class TuneCallback(tune.Callback):
     ) -> None:
         self._recorder, self._watchdog, self._data_dir, self._stored = recorder, watchdog, data_dir, stored
         self._began = began
-        self._loop = Loop()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: object) -> None:
         """Tune's loop turns."""
-        self._loop.turn()
+        hanging.turn()
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """A process was found for the trial."""

@@ -1,61 +1,64 @@
 """Ends a driver whose main thread hangs: its lease is renewed by another one, so that nobody else would.
 
-`faulthandler` needs no help of the interpreter for it, and says in the log where every thread stands.
+A thread counts the seconds that a block takes, but for those in which the whole process stood still, as in a container
+that was paused. Where the interpreter itself hangs no thread goes on, nor that of the lease: the worker sees it.
 """
 
 import faulthandler
-import time
+import math
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 HUNG_SECONDS = 300.0
 """So long imports, or one of Tune's steps, may take."""
-_TURN_SECONDS = 10.0
-_limit: float | None = None
-"""What the innermost block may take that the main thread is in."""
+_LOOK_SECONDS = 1.0
+_limit = _left = math.inf
+"""What the innermost block may take that the main thread is in, and what is left of that."""
 
 
 @contextmanager
 def ended_if_hung(seconds: float | None = None) -> Iterator[None]:
-    """Ends this process where the block takes longer, or where a `Loop` in it does not turn."""
+    """Ends this process where the block takes longer without a `turn`; the log then says where every thread stands."""
+    over = threading.Event()
     with _limited(HUNG_SECONDS if seconds is None else seconds):
-        yield
+        threading.Thread(target=_count, args=(over,), name="hanging", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
 
 @contextmanager
 def unlimited() -> Iterator[None]:
     """A block within such a block that may take any time: a database that stands still is waited for."""
-    with _limited(None):
+    with _limited(math.inf):
         yield
 
 
-class Loop:
-    """A loop that may go on for as long as it turns, inside such a block."""
-
-    def __init__(self) -> None:
-        self._turned = time.monotonic()
-
-    def turn(self) -> None:
-        """Gives it time anew; often is cheap."""
-        if time.monotonic() - self._turned >= _TURN_SECONDS:
-            _begin()
-            self._turned = time.monotonic()
+def turn() -> None:
+    """Begins the innermost block's time anew: a loop may go on for as long as it turns."""
+    global _left
+    _left = _limit
 
 
 @contextmanager
-def _limited(seconds: float | None) -> Iterator[None]:
+def _limited(seconds: float) -> Iterator[None]:
     global _limit
     before, _limit = _limit, seconds
-    _begin()
+    turn()
     try:
         yield
     finally:
         _limit = before
-        _begin()
+        turn()
 
 
-def _begin() -> None:
-    if _limit is None:
-        faulthandler.cancel_dump_traceback_later()
-    else:
-        faulthandler.dump_traceback_later(_limit, exit=True)
+def _count(over: threading.Event) -> None:
+    global _left
+    while not over.wait(_LOOK_SECONDS):
+        _left -= _LOOK_SECONDS
+        if _left <= 0:
+            faulthandler.dump_traceback()
+            os._exit(1)
