@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import func, or_, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from service.access.security import NewKey, Principal, Scope
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
 from service.database.engine import Database, is_postgres
+from service.database.outages import is_away
 from service.database.pagination import Order, Page
 from service.errors import ConflictError, NotFoundError, QuotaError, UserError
 from service.settings import Settings
@@ -200,15 +202,24 @@ def has_keys(session: Session) -> bool:
 
 
 def refuse_without_keys(database: Database, settings: Settings) -> None:
-    """Raises `UserError` if the API would listen on a network that nobody could use it from."""
+    """Raises `UserError` if the API would listen on a network that nobody could use it from.
+
+    While the database is away nobody knows: the API starts, and says so until that is back.
+    """
     if settings.on_loopback or not settings.keys_required:
         return
-    with database.read() as session:
-        if not has_keys(session):
-            raise UserError(
-                f"{settings.reached_by}: requests from elsewhere need a key, and none is valid; make one "
-                "with `ttsv keys create PROJECT --owner NAME`, or use 127.0.0.1"
-            )
+    try:
+        with database.read() as session:
+            usable = has_keys(session)
+    except DBAPIError as error:
+        if not is_away(error):
+            raise
+        return
+    if not usable:
+        raise UserError(
+            f"{settings.reached_by}: requests from elsewhere need a key, and none is valid; make one "
+            "with `ttsv keys create PROJECT --owner NAME`, or use 127.0.0.1"
+        )
 
 
 def authenticate(session: Session, key_id: str, secret_hash: str) -> Principal | None:

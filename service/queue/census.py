@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
@@ -30,14 +30,15 @@ WAITING = {
 class Census:
     """Experiments and trials by state, archived ones too; `queued_trials` are those of experiments that may run.
 
-    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such. `waiting` are experiments
+    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such; they and `lost_leases`
+    have those of deleted experiments. `waiting` are experiments
     that run nothing, by the class of their reason (`WAITING`); `at_work` trials that run, by node.
     """
 
     experiments: Mapping[ExperimentState, int]
     trials: Mapping[TrialState, int]
     queued_trials: int
-    gpu_seconds: float
+    gpu_seconds: int
     lost_leases: int
     workers: int
     nodes: Sequence[ClusterNode]
@@ -93,6 +94,25 @@ def waiting_for(reason: str, *, unfit: bool) -> str:
     return next((name for name, begins in WAITING.items() if reason.startswith(begins)), "other")
 
 
+def counted(session: Session, *which: ColumnElement[bool]) -> tuple[float, int]:
+    """The GPU-seconds and the lost leases of experiments: what may never become less, as Prometheus counts it."""
+    gpus = Experiment.spec["resources"]["gpus"].as_float()
+    spent = select(func.sum(Tally.run_seconds * gpus)).join(Experiment, Experiment.id == Tally.experiment_id)
+    lost = select(func.count()).select_from(Event).join(Experiment, Experiment.id == Event.experiment_id)
+    lost = lost.where(Event.kind == EventKind.REAPED.value, *which)
+    return float(session.scalar(spent.where(*which)) or 0), session.scalar(lost) or 0
+
+
+def _counted_of_deleted(session: Session, project_id: int | None) -> tuple[float, int]:
+    """The same of experiments that are deleted, as the events say that outlive them."""
+    said = Event.detail["gpu_seconds"].as_float(), Event.detail["lost_leases"].as_integer()
+    query = select(*map(func.sum, said)).where(Event.kind == EventKind.DELETED.value)
+    if project_id is not None:
+        query = query.where(Event.detail["project_id"].as_integer() == project_id)
+    spent, lost = session.execute(query).one()
+    return float(spent or 0), int(lost or 0)
+
+
 def take_census(session: Session, project_id: int | None = None) -> Census:
     """Counts everything, or what belongs to a project (workers are everybody's); no trial is read."""
     mine = () if project_id is None else (Experiment.project_id == project_id,)
@@ -115,11 +135,8 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
             *mine,
         )
     )
-    gpus = Experiment.spec["resources"]["gpus"].as_float()
-    spent = select(func.sum(Tally.run_seconds * gpus)).join(Experiment, Experiment.id == Tally.experiment_id)
-    lost = select(func.count()).select_from(Event).where(Event.kind == EventKind.REAPED.value)
-    if mine:
-        lost = lost.join(Experiment, Experiment.id == Event.experiment_id).where(*mine)
+    spent, lost = counted(session, Experiment.deleted_at.is_(None), *mine)
+    spent_by_deleted, lost_by_deleted = _counted_of_deleted(session, project_id)
     unfit = Experiment.unfit_since.is_not(None)
     why = select(Experiment.waiting, unfit, func.count()).where(Experiment.waiting.is_not(None), *mine)
     why = why.where(Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING)))
@@ -132,8 +149,9 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
         experiments=experiments,
         trials=trials,
         queued_trials=int(session.scalar(waiting) or 0),
-        gpu_seconds=float(session.scalar(spent.where(*mine)) or 0),
-        lost_leases=session.scalar(lost) or 0,
+        # PostgreSQL adds up in any order: of the last digits a sum may be less than the one before.
+        gpu_seconds=round(spent + spent_by_deleted),
+        lost_leases=lost + lost_by_deleted,
         workers=session.scalar(seen) or 0,
         nodes=rows,
         waiting=reasons,

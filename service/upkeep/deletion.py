@@ -28,6 +28,7 @@ from service.database.engine import Database
 from service.errors import NotFoundError, StateError
 from service.experiments import events
 from service.leaderboards import cell_scores
+from service.queue import census
 from service.upkeep.files import DataFolder
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,10 @@ def mark(session: Session, experiment_id: int, who: Principal, *, force: bool = 
     experiment.archived_at = experiment.archived_at or now()  # which takes it off every board and table
     cell_scores.refresh_experiment(session, experiment.id)
     facts = {"trials": found.trials, "results": found.results, "files": found.files, "bytes": found.size}
-    events.record_deletion(session, who.name, experiment, **facts, shown_on=list(found.shown_on), force=force)
+    spent, lost = census.counted(session, Experiment.id == experiment.id)
+    counted = {"gpu_seconds": spent, "lost_leases": lost, "project_id": experiment.project_id}
+    shown = {"shown_on": list(found.shown_on), "force": force}
+    events.record_deletion(session, who.name, experiment, **facts, **counted, **shown)
     session.flush()
     return _described(session, experiment)
 

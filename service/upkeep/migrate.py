@@ -22,6 +22,7 @@ from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import UserError
 from service.leaderboards import cell_scores, field_index
+from service.upkeep.rows import without_limits
 from ttsv.metrics.catalog import METRICS
 
 _IN_EACH_OTHERS_WAY = {"40P01", "55P03"}
@@ -54,6 +55,7 @@ def changing_schema(database: Database) -> Iterator[Connection]:
     """One transaction in which tables may be made anew; it is taken back where rows are left that refer to nothing."""
     with database.writer.connect() as connection, _foreign_keys_off(connection), connection.begin():
         if connection.dialect.name == "postgresql":
+            without_limits(connection)
             # One at a time; the second finds nothing left to do. (SQLite: BEGIN IMMEDIATE.)
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
         yield connection

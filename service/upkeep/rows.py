@@ -69,7 +69,7 @@ def snapshot(database: Database, scratch: Path) -> Iterator[Connection]:
     if database.engine.dialect.name == "postgresql":
         one_moment = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         with database.engine.connect().execution_options(**one_moment) as connection:
-            _without_limits(connection)
+            without_limits(connection)
             yield connection
         return
     _copy_sqlite(database, scratch)
@@ -108,8 +108,8 @@ def remove_sqlite(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def _without_limits(connection: Connection) -> None:
-    """A table may take longer than a request."""
+def without_limits(connection: Connection) -> None:
+    """Lets a transaction of PostgreSQL take as long as a table needs, which may be longer than a request."""
     for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
         connection.execute(text(f"SET LOCAL {limit} = 0"))
 

@@ -185,8 +185,6 @@ class _PostgresDatabase(Target):
         journal = Journal(self._settings.data_dir)
         try:
             with changing_schema(self._database) as connection:
-                for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
-                    connection.execute(text(f"SET LOCAL {limit} = 0"))
                 before = _drop_tables(connection)
                 requeued = _load(connection, backup, journal, before, say)
                 journal.begin(moves)

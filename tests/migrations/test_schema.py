@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from service.leaderboards import field_index
 from service.leaderboards.score_ranks import tie_of
 from service.queue import driver_reads, leases
 from service.queue.contenders import Specs, contenders
-from service.upkeep.migrate import alembic_config, lacking_metrics, migrate, newest
+from service.upkeep.migrate import alembic_config, changing_schema, lacking_metrics, migrate, newest
 from tests.results import made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.results import protocol_fingerprint
@@ -129,6 +130,12 @@ class TestUpgrade:
         migrate(empty)
         with empty.engine.connect() as connection:
             assert connection.scalar(text("SELECT count(*) FROM protocols")) == 1
+
+    def test_one_may_take_as_long_as_its_tables_need(self, postgres_url: str) -> None:
+        """But it waits for nobody's lock for longer than others for its own: they would wait behind it."""
+        names = ("statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout")
+        with closing(Database(postgres_url)) as database, changing_schema(database) as connection:
+            assert [connection.scalar(text(f"SHOW {name}")) for name in names] == ["0", "0", "10s"]
 
     def test_from_four_at_once(self, empty: Database, empty_url: str) -> None:
         errors: list[BaseException] = []

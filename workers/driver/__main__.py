@@ -6,7 +6,6 @@ within a fraction of a second, and no step of a stuck Tune loop has to be waited
 
 import argparse
 import contextlib
-import faulthandler
 import gc
 import json
 import logging
@@ -38,6 +37,7 @@ from service.specs.spec import Asha, ExperimentSpec
 from service.storage import remove_checkpoints
 from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial
+from workers.driver.hanging import ended_if_hung
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
 from workers.node.depot.home import light_beacon, open_kept
@@ -100,13 +100,12 @@ class Driver:
 
     def _run(self) -> None:
         # Only now: threads that Ray starts must inherit the blocked signals, and the lease is being renewed already.
-        from workers.driver import feed, tuner
+        with ended_if_hung():
+            from workers.driver import feed, tuner
 
         slots = self._slots = feed.Slots()
-        # Who cannot reach its cluster may hang inside Ray: it ends without the interpreter's help.
-        faulthandler.dump_traceback_later(CONNECT_SECONDS, exit=True)
-        tuner.connect(os.environ["RAY_ADDRESS"])
-        faulthandler.cancel_dump_traceback_later()
+        with ended_if_hung(CONNECT_SECONDS):  # inside Ray, who cannot reach its cluster
+            tuner.connect(os.environ["RAY_ADDRESS"])
         gc.freeze()  # what was imported stays: to look through it for garbage holds all results up, half a second once
         self._sweep()
         spec = patiently(self._read_spec)

@@ -9,6 +9,8 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial
 
+from ttsv.errors import LostDeviceError
+from workers.driver import hanging
 from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
@@ -40,6 +42,9 @@ _NODE_DIED = re.compile(
 _KILLED = "killed by `ray.kill`"
 """What Ray says of a process that was killed from here for an earlier trial, whose last word was under way."""
 
+_GPU_LOST = f"{LostDeviceError.__name__}: "
+"""What a process says last whose card failed: the next trial would have fared no better there."""
+
 _MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
 """What Ray says where its memory monitor ended the process, before the kernel would end any."""
 _SHORT_OF_MEMORY = (
@@ -64,6 +69,10 @@ class TuneCallback(tune.Callback):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: object) -> None:
+        """Tune's loop turns."""
+        hanging.turn()
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """A process was found for the trial."""
@@ -107,7 +116,7 @@ class TuneCallback(tune.Callback):
                 # Charged, as the kernel's killing is: it may be the one that needs too much, and would be killed for
                 # ever. Ten such ends in a row without getting on are many for one that merely was there.
                 reason = _SHORT_OF_MEMORY + reason
-            blameless = NOT_TAKEN in reason or _KILLED in reason or _NODE_DIED.search(reason)
+            blameless = any(words in reason for words in (NOT_TAKEN, _KILLED, _GPU_LOST)) or _NODE_DIED.search(reason)
             self._recorder.died(trial_id, reason, charged=not blameless)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.database.outages import Backoff
 from service.errors import LeaseLostError
+from workers.driver.hanging import unlimited
 from workers.trial_process.messages import Job
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class Feed(Searcher):
         self._stopped = threading.Event()
         self._empty = False
         self._look_after = 0.0
+        self._outage = Backoff(first=LOOK_SECONDS)
         self._cache: Any = None
         self._shunned = slots.shunned
 
@@ -189,21 +192,28 @@ class Feed(Searcher):
         """Restores nothing."""
 
     def _look(self, trial_id: str) -> Job | None:
-        """The next job. Where there was none it is not looked for again at once, unless something was settled."""
-        if self._empty and time.monotonic() < self._look_after:
+        """The next job. Where there was none, or no answer, none is looked for at once, unless something was settled.
+
+        Until a server that is gone is given up Tune's loop waits, and so does whatever a trial reports.
+        """
+        if (self._empty or self._outage.failures) and time.monotonic() < self._look_after:
             return None
         self._look_after = time.monotonic() + LOOK_SECONDS
         try:
             with self._settling:
                 taken = self._taken | set(self._at_work.values())  # of which Tune may not know yet that it died
-            job = self._unsure_job(trial_id) or self._next_job(taken) or self._new_job(trial_id)
+            with unlimited():
+                job = self._unsure_job(trial_id) or self._next_job(taken) or self._new_job(trial_id)
         except LeaseLostError:
             self.stop()  # the keeper of the lease ends the driver
             return None
         except SQLAlchemyError as error:
-            logger.warning("the next trial waits for the database: %s", error)
+            if not self._outage.failures:
+                logger.warning("the next trial waits for the database: %s", error)
             self._empty = False  # nobody knows
+            self._look_after = time.monotonic() + self._outage.failed()
             return None
+        self._outage.succeeded()
         self._empty = job is None
         return job
 

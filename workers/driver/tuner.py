@@ -22,6 +22,7 @@ from service.specs.spec import Asha, ExperimentSpec, Fifo
 from service.storage import open_storage
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, PLACE_SECONDS, Feed
+from workers.driver.hanging import ended_if_hung
 from workers.driver.recorder import Recorder
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.verification import Verification
@@ -99,7 +100,8 @@ class Passes:
         storage = work.home.storage
         stored = None if storage is None else Verification(open_storage(storage), self._recorder)
         try:
-            self._tuner(work, self._watchdog, stored).fit()
+            with ended_if_hung():
+                self._tuner(work, self._watchdog, stored).fit()
         finally:
             self._watchdog.close()
             if stored is not None:

@@ -171,20 +171,19 @@ def _said_by_driver() -> list[dict[str, str]]:
 def _listed_gpus() -> dict[str, Gpu]:
     """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers, which is that of the bus.
 
-    Without nvidia-smi, as in a container that lacks it, nobody knows how much memory they have; nor does nvidia-smi of
-    those that share the processor's.
+    Without nvidia-smi, as in a container that lacks it, or where it fails, nobody knows how much memory they have; nor
+    does nvidia-smi of those that share the processor's.
     """
-    if shutil.which("nvidia-smi") is None:
-        said = [one for one in _said_by_driver() if one.get("GPU UUID", "").startswith("GPU-")]
-        return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in said}
-    query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
-        rows = [[cell.strip() for cell in line.split(",")] for line in listing.stdout.splitlines()]
-        return {uuid: Gpu(name, _gib_of(mebibytes)) for uuid, name, mebibytes in rows}
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        logger.warning("nvidia-smi does not say which GPUs there are: %s", error)
-        return {}
+    if shutil.which("nvidia-smi") is not None:
+        query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
+        try:
+            listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
+            rows = [[cell.strip() for cell in line.split(",")] for line in listing.stdout.splitlines()]
+            return {uuid: Gpu(name, _gib_of(mebibytes)) for uuid, name, mebibytes in rows}
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            logger.warning("nvidia-smi does not say which GPUs there are: %s", error)
+    said = [one for one in _said_by_driver() if one.get("GPU UUID", "").startswith("GPU-")]
+    return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in said}
 
 
 def _gib_of(mebibytes: str) -> float:

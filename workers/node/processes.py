@@ -63,6 +63,15 @@ def is_dead(process: "ProcessIdentity | None") -> bool:
         return False
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed since it started; 0 where that is not known, as of one that ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def spawn(
     command: Sequence[str],
     *,

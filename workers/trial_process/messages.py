@@ -104,7 +104,7 @@ class CrowdedReport:
 
 @dataclass(frozen=True)
 class HinderedReport:
-    """The trial's files cannot be kept, by no fault of the trial's: a disk is full, or a store away."""
+    """The trial cannot run here now, by no fault of its own: a disk is full, a store away, torch cannot be loaded."""
 
     message: str
 

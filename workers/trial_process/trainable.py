@@ -107,6 +107,16 @@ class TrialTrainable(tune.Trainable):
         self._broken = False
         # Of a card with others on it: what is missing may be theirs.
         self._shared = f"; it had {gpus:g} of a GPU" if shares else ""
+        self._refused: str | None = None
+        self._unable: Exception | None = None
+        try:
+            self._prepare(gpus, config["cpus"], shares=shares)
+        except Exception as error:  # of torch's libraries, or the driver: whatever trial came here would meet it
+            logger.exception("no trial can run in this process")
+            self._unable = error
+        self._begin(cast(TuneConfig, config))
+
+    def _prepare(self, gpus: float, cpus: float, *, shares: bool) -> None:
         if gpus == 0:
             # Whoever started the cluster: without a GPU reserved it shows all of them, or none.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -119,7 +129,7 @@ class TrialTrainable(tune.Trainable):
         # Before the GPU is used: one of this process's later trials may have to be deterministic.
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
-        torch.set_num_threads(math.ceil(config["cpus"]))
+        torch.set_num_threads(math.ceil(cpus))
         # Whom MPS does not take, as while its server recovers, or whose driver is broken, sees no card: it would
         # compute on the processor.
         expected = PIPES in os.environ or any(_DEVICES.glob("nvidia[0-9]*"))
@@ -128,7 +138,6 @@ class TrialTrainable(tune.Trainable):
             card = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(allocator_share(gpus, card))
         keep_freed_memory()
-        self._begin(cast(TuneConfig, config))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepares the next trial in the same process; False where that has lost its GPU, and must end."""
@@ -155,19 +164,25 @@ class TrialTrainable(tune.Trainable):
 
     def _end(self) -> None:
         """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
-        import torch
-
-        from ttsv.runtime.devices import return_freed_memory
-
         if isinstance(self._reports, Generator):
             self._reports.close()
         self._reports = iter(())
         gc.collect()
+        if self._unable is not None:
+            return
+        import torch
+
+        from ttsv.runtime.devices import return_freed_memory
+
         return_freed_memory()
         if torch.cuda.is_initialized() and not self._broken:  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def _next_report(self) -> Report:
+        if self._unable is not None:
+            self._broken = True
+            time.sleep(HINDERED_SECONDS)
+            return HinderedReport(f"no trial can run on {socket.gethostname()}: {self._unable}")
         if self._refused is not None:
             self._broken = True
             time.sleep(HINDERED_SECONDS)
@@ -176,8 +191,10 @@ class TrialTrainable(tune.Trainable):
             raise LostDeviceError(f"torch cannot use the GPU that {socket.gethostname()} offers: {self._refused}")
         try:
             return next(self._reports)
-        except DeviceError:
+        except DeviceError as error:
             self._broken = True
+            if isinstance(error, LostDeviceError):
+                time.sleep(HINDERED_SECONDS)  # nothing is held against the trial, which may meet the card again
             raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
         except OutOfMemoryError as error:
             if self._shared:

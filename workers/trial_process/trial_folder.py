@@ -53,7 +53,7 @@ class Journal:
         if not self._path.exists():
             return []
         points = {}
-        for line in self._path.read_text().splitlines():
+        for line in self._path.read_text(errors="replace").splitlines():  # what a disk spoilt costs a point
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                 point = EpochMetrics.from_dict(json.loads(line))
                 points[point.epoch] = point

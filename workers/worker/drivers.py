@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from service.database.outages import Backoff
 from service.queue.leases import Lease
 from service.settings import Settings
-from workers.node.processes import kill_session, spawn, stop
+from workers.node.processes import cpu_seconds, kill_session, spawn, stop
 from workers.trial_process.trial_folder import tune_folder
 from workers.worker.ray_cluster import Cluster
 
@@ -25,7 +25,7 @@ DRIVER = (sys.executable, "-m", "workers.driver")
 LONGEST_PAUSE = 60.0
 """Between the deaths of a driver and its next start, in seconds."""
 START_SECONDS = 300.0
-"""For so long a driver may start, and has its lease renewed for it: its imports alone can take longer than a lease."""
+"""For so long a driver may start, and while it computes has its lease renewed for it: imports can take longer."""
 _HEALTHY_SECONDS = 60.0
 
 
@@ -42,6 +42,7 @@ class Driver:
     told: str | None = None
     unwanted: bool = False
     beats: int = 0
+    _computed: float = 0.0
     _line: bytes = b""
     _next: bytes = b""
 
@@ -72,6 +73,11 @@ class Driver:
     def is_starting(self, heartbeat: int) -> bool:
         """Whether it has not renewed its lease itself yet, as the heartbeat tells, and may take longer to."""
         return heartbeat <= self.beats and time.monotonic() - self.started < START_SECONDS
+
+    def gets_on(self) -> bool:
+        """Whether it has computed since this was last asked: not while it is stopped, or waits for a lost disk."""
+        before, self._computed = self._computed, cpu_seconds(self.child.pid)
+        return self._computed > before
 
     def end(self) -> None:
         """Asks it to write what it knows and to give its experiment back."""

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
+STRAY_SECONDS = 10.0
+"""How long a driver may take to leave whose lease is lost, as by a cancelling: it looks every second."""
 
 
 class Worker:
@@ -194,7 +196,7 @@ class Worker:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still.
 
         And those that do not leave though their lease is lost: no heartbeat tells of them any more. Drivers that are
-        still starting have their leases renewed for them.
+        still starting, and compute, have their leases renewed for them.
         """
         with self._database.read() as session:
             running = leases.watch(session)
@@ -202,7 +204,7 @@ class Worker:
         strays = [stray for stray in self._drivers if stray.lease not in held]
         self._strays = {stray.lease: self._strays.get(stray.lease, moment) for stray in strays}
         for stray in strays:
-            if moment - self._strays[stray.lease] >= self._settings.lease_seconds:
+            if moment - self._strays[stray.lease] >= STRAY_SECONDS:
                 logger.error("the driver of experiment %d holds nothing: killing it", stray.lease.experiment_id)
                 stray.kill()
         for seen, seconds in self._standstill.look(running):
@@ -212,7 +214,7 @@ class Worker:
                 if expired:
                     logger.error("the driver of experiment %d gives no sign of life: killing it", seen.experiment_id)
                     stop(driver.child, grace=0)
-                elif seconds >= self._settings.beat_seconds and driver.is_starting(seen.heartbeat):
+                elif seconds >= self._settings.beat_seconds and driver.is_starting(seen.heartbeat) and driver.gets_on():
                     driver.beats += 1
                     with contextlib.suppress(LeaseLostError):
                         self._database.write(partial(leases.renew, lease=driver.lease))

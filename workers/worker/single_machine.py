@@ -33,7 +33,7 @@ _MAX_QUICK_RESTARTS = 5
 
 
 class Child:
-    """A process that is started again when it ends, unless it keeps ending at once.
+    """A process that is started again when it ends, unless it keeps ending at once and nobody kills it.
 
     Where the machine refuses to start it again, such as for want of memory or of room on the disk, that is tried for
     `PATIENCE_SECONDS`, while its siblings go on. The first start raises `OSError` then.
@@ -58,10 +58,11 @@ class Child:
 
         To be called again and again; it does not wait for a machine that refuses.
         """
-        if self.process.poll() is None or time.monotonic() < self._launch_after:
+        code = self.process.poll()
+        if code is None or time.monotonic() < self._launch_after:
             return
         if self._refused_since is None:
-            self._count()
+            self._count(code)
         try:
             self._launch()
         except OSError as error:
@@ -75,10 +76,10 @@ class Child:
         if self._refused_since is None:  # else it ended long ago, and its number may be another process's by now
             stop(self.process, grace)
 
-    def _count(self) -> None:
-        """Counts one that ended; gives up where too many did at once."""
+    def _count(self, code: int) -> None:
+        """Counts one that ended; gives up where too many did at once. Who was killed did not end for what is wrong."""
         lived = time.monotonic() - self._started_at
-        self._quick = 0 if lived > _HEALTHY_SECONDS else self._quick + 1
+        self._quick = 0 if lived > _HEALTHY_SECONDS else self._quick + (code != -signal.SIGKILL)
         if self._quick >= _MAX_QUICK_RESTARTS:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise UserError(f"the {self.name} ended {self._quick} times at once; the end of {self.log}:\n{tail}")

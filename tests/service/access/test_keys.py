@@ -174,6 +174,12 @@ class TestGuard:
         make(expires_at=now() + timedelta(days=1))
         keys.refuse_without_keys(database, elsewhere)
 
+    def test_while_the_database_is_away_it_begins(self, tmp_path: Path) -> None:
+        """Who starts it again each time would give it up before the database is back."""
+        away = f"postgresql://nobody@/nothing?host={tmp_path}"
+        with TestClient(create_app(Settings(database_url=away, data_dir=tmp_path, host="0.0.0.0"))) as api:
+            assert (api.get("/livez").status_code, api.get("/readyz").status_code) == (200, 503)
+
     def test_an_expired_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
         key = make(expires_at=now() - timedelta(seconds=1))
         assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401

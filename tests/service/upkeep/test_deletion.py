@@ -34,6 +34,7 @@ from service.experiments import actions, store
 from service.experiments.drafts import draft_reevaluation
 from service.experiments.listing import ExperimentFilter, TrialFilter, list_experiments, list_trials
 from service.experiments.submission import submit
+from service.queue.census import take_census
 from service.settings import Settings
 from service.upkeep import deletion
 from service.upkeep.deletion import mark, preview, remove_marked
@@ -238,28 +239,39 @@ class TestDeleted:
         assert taken
         assert not (folder.path / "trials/1").exists()
 
-    def test_a_project_s_quota_counts_its_hours_still(
+    def test_quota_and_prometheus_count_its_hours_still(
         self, database: Database, folder: DataFolder, submit: Callable[..., int]
     ) -> None:
-        number = submit(seeds=3)
+        """A counter that becomes less begins anew, for all that Prometheus knows: a rate would have all of it."""
+        number, other = submit(seeds=3), submit(seeds=3)
 
         def work(session: Any) -> int:
             project = keys.create_project(session, "vision")
-            experiment = session.get_one(Experiment, number)
-            experiment.project_id, experiment.spec = project.id, experiment.spec | {"resources": {"gpus": 0.5}}
+            for experiment in session.scalars(select(Experiment)):
+                experiment.spec = experiment.spec | {"resources": {"gpus": 0.5}}
+                session.add(Event(actor="worker", kind="reaped", experiment_id=experiment.id))
+            session.get_one(Experiment, number).project_id = project.id
             session.execute(update(Trial).values(run_seconds=3600.0))
             actions.cancel(session, number)
             return project.id
 
+        def counted() -> list[tuple[float, int]]:
+            with database.read() as session:
+                assert keys.usage(session, project_id).gpu_hours == pytest.approx(1.5)
+                found = take_census(session), take_census(session, project_id), take_census(session, 99)
+                return [(one.gpu_seconds, one.lost_leases) for one in found]
+
         project_id = database.write(work)
+        expected = [(10800.0, 2), (5400.0, 1), (0.0, 0)]
+        assert counted() == expected
         delete(database, number)
+        assert counted() == expected
         settle(database)
-        with database.read() as session:
-            assert keys.usage(session, project_id).gpu_hours == pytest.approx(1.5)
         assert remove_marked(database, folder) == 1
+        assert counted() == expected
         with database.read() as session:
-            assert keys.usage(session, project_id).gpu_hours == pytest.approx(1.5)
             assert session.get_one(Project, project_id).deleted_gpu_hours == pytest.approx(1.5)
+            assert session.get(Experiment, other) is not None
 
     def test_many_trials_go_in_steps_and_two_workers_do_not_meet(
         self, database: Database, folder: DataFolder, submit: Callable[..., int]

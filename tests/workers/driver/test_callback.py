@@ -114,6 +114,11 @@ REFUSED = (
     '  File "trainable.py", line 1, in _next_report\n'
     f"ttsv.errors.BrokenContextError: {NOT_TAKEN} on gpu1: Error 807: MPS server is not ready"
 )
+LOST = (
+    "ray.exceptions.RayTaskError(LostDeviceError): ray::ResourceTrainable.train() (pid=1)\n"
+    "ttsv.errors.LostDeviceError: the GPU is lost (CUDA error: uncorrectable ECC error encountered)"
+)
+BROKEN = LOST.replace("LostDeviceError", "BrokenContextError").replace("the GPU is lost", "a kernel failed")
 PROCESS_DIED = [
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
     "unexpectedly exits with a connection error code 2. End of file.",
@@ -126,9 +131,11 @@ PROCESS_DIED = [
 
 @pytest.mark.parametrize(
     ("words", "charged"),
-    [(words, False) for words in (*NODE_DIED, REFUSED)] + [(words, True) for words in PROCESS_DIED],
+    [(words, False) for words in (*NODE_DIED, REFUSED, LOST)] + [(words, True) for words in (*PROCESS_DIED, BROKEN)],
 )
-def test_only_a_process_that_died_alone_is_charged_to_its_trial(tmp_path: Path, words: str, charged: bool) -> None:
+def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(
+    tmp_path: Path, words: str, charged: bool
+) -> None:
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
     recorder, watchdog = MagicMock(), MagicMock()

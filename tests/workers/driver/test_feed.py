@@ -54,6 +54,10 @@ class Table:
         answer = self.feed.suggest(name)
         return answer["job"]["trial_id"] if isinstance(answer, dict) else answer
 
+    def back(self) -> None:
+        """The database answers again: what became of some trial is stored."""
+        self.feed.settled(0)
+
     def end(self, name: str, trial_id: int, *, again: bool = False) -> None:
         """The trial's process ended, and what became of it is stored."""
         self.feed.on_trial_complete(name, error=again)
@@ -354,13 +358,22 @@ class TestOver:
 
 
 class TestDatabase:
-    def test_away_there_is_nothing_new_and_no_end(self) -> None:
+    def test_away_there_is_nothing_new_and_no_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is asked seldom, as Tune's loop waits meanwhile; at once when something could be stored."""
+        monkeypatch.setattr("workers.driver.feed.LOOK_SECONDS", 10)
         table = Table(2, slots=2)
         table.errors = [away(), away()]
-        assert [table.suggest(name) for name in "aaab"] == [None, None, 1, 2]
+        assert [table.suggest("a") for _ in range(5)] == [None] * 5
+        assert len(table.asked) == 1
+        table.back()
+        assert table.suggest("a") is None
+        table.back()
+        assert [table.suggest(name) for name in "ab"] == [1, 2]
         table.end("a", 1, again=True)
         table.errors = [away()]
-        assert [table.suggest(name) for name in "cc"] == [None, 1]
+        assert table.suggest("c") is None
+        table.back()
+        assert table.suggest("c") == 1
 
     def test_away_after_it_was_empty_is_no_end_either(self) -> None:
         """What it was before says nothing of what was settled since."""
@@ -369,6 +382,7 @@ class TestDatabase:
         table.end("a", 1, again=True)
         table.errors = [away()]
         assert (table.suggest("b"), table.over) == (None, 0)
+        table.back()
         assert table.suggest("b") == 1
 
     def test_a_lost_lease_ends_it(self) -> None:

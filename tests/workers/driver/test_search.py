@@ -166,6 +166,7 @@ class TestSearch:
         rows.errors = [OperationalError("INSERT", {}, ConnectionError("away"))]
         trials = rows.search(search_of(algorithm))
         assert trials.suggest("one") is None
+        trials.settled(0)  # the database answers again
         assert trials.suggest("one")["job"]["trial_id"] == 1
         assert len(rows.tried) == 1
 
@@ -176,6 +177,7 @@ class TestSearch:
         trials = rows.search(search_of(algorithm, 3))
         assert trials.suggest("a") is None
         assert len(rows.tried) == 1
+        trials.settled(0)
         handed = [trials.suggest(name)["job"]["trial_id"] for name in "abc"]
         assert handed == [1, 2, 3], "no two processes at work on one trial: they would share its folder"
         assert trials.suggest("d") is None

@@ -119,11 +119,17 @@ class TestDevices:
         assert booked.count == 2
         booked.close()
 
+    @pytest.mark.parametrize("there", [False, True])
     def test_without_nvidia_smi_the_driver_says_what_there_is(
-        self, cards: list[str], driver: Path, monkeypatch: pytest.MonkeyPatch
+        self, cards: list[str], driver: Path, monkeypatch: pytest.MonkeyPatch, there: bool
     ) -> None:
-        monkeypatch.setenv("PATH", "/nowhere")
-        first, second = Cards(1, os.environ), Cards(1, os.environ)
+        """And where it fails while one card is booked: by its number that would be another one, and booked twice."""
+        first = Cards(1, os.environ)
+        if there:
+            (driver / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+        else:
+            monkeypatch.setenv("PATH", "/nowhere")
+        second = Cards(1, {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"})
         assert (first.names, second.names) == ((cards[0],), (cards[1],))
         with pytest.raises(UserError, match="of 2 GPUs 0 are free"):
             Cards(1, os.environ)

@@ -278,6 +278,24 @@ def test_a_process_whose_card_torch_cannot_use_does_not_compute_on_the_processor
     trainable.cleanup()
 
 
+def test_nothing_is_held_against_a_trial_where_no_trial_can_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where torch finds no library of its own: nobody's process would have lived there."""
+    waited = list[float]()
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", waited.append)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, good))
+    step = trainable.step()
+    assert step["done"]
+    assert isinstance(step["report"], HinderedReport)
+    assert step["report"].message.startswith(f"no trial can run on {socket.gethostname()}: import of torch halted")
+    assert waited == [HINDERED_SECONDS]
+    assert not trainable.reset_config(config(tmp_path, good)), "another process may find it again"
+    trainable.cleanup()
+
+
 def test_a_client_of_mps_has_its_share_of_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: list[float]
 ) -> None:
@@ -290,11 +308,16 @@ def test_a_client_of_mps_has_its_share_of_the_memory(
     trainable.cleanup()
 
 
-@pytest.mark.parametrize("error", [BrokenContextError("a kernel failed"), LostDeviceError("the GPU is lost")])
+@pytest.mark.parametrize(
+    ("error", "pauses"),
+    [(BrokenContextError("a kernel failed"), []), (LostDeviceError("the GPU is lost"), [HINDERED_SECONDS])],
+)
 def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
-    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DeviceError
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DeviceError, pauses: list[float]
 ) -> None:
-    """Its trial is lost and tried again elsewhere, as one whose process was killed."""
+    """Its trial is lost and tried again elsewhere, as one whose process was killed; not at once on a lost card."""
+    waited = list[float]()
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", waited.append)
 
     def never() -> None:
         raise AssertionError("nothing of a broken context can be called")
@@ -304,6 +327,7 @@ def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
         trainable.step()
     with pytest.raises(type(error), match=str(error)):
         trainable.step()
+    assert waited == pauses
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.empty_cache", never)
     assert not trainable.reset_config(config(tmp_path, good))

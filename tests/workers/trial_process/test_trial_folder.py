@@ -39,12 +39,12 @@ def test_stale_fence_takes_nothing_from_its_successor(tmp_path: Path) -> None:
     assert (tmp_path / "trials" / "7" / "5" / "file").read_text() == "5"
 
 
-def test_journal_survives_a_cut_line(tmp_path: Path) -> None:
+def test_journal_survives_a_line_that_is_cut_or_spoilt(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.after(0) == []
     journal.append(point(1))
-    with (tmp_path / "epochs.jsonl").open("a") as file:
-        file.write('\n{"epoch": 2, "epo')
+    with (tmp_path / "epochs.jsonl").open("ab") as file:
+        file.write(b'\n{"epoch": 2, "\xe5po')
     journal.append(point(2))
     journal.append(point(3, loss=2.0))
     journal.append(point(3, loss=3.0))

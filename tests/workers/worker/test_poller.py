@@ -690,7 +690,8 @@ def test_drain_gives_back_what_runs_and_spends_no_attempt(lab: Lab) -> None:
 
 SLOW_START = """
 import sys, time
-time.sleep(1.5)  # what it imports, on a machine that is busy
+while time.process_time() < 1.5:  # what it imports
+    pass
 from service.database.engine import Database
 from service.queue.leases import Lease
 from service.settings import Settings
@@ -714,19 +715,26 @@ def test_a_driver_may_take_longer_to_start_than_its_lease_lasts(lab: Lab) -> Non
     rig.worker._drain()
 
 
-def test_a_driver_that_never_gets_to_its_first_heartbeat_is_killed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it had time enough to start, and for as long as a lease lasts."""
-    monkeypatch.setattr("workers.worker.drivers.START_SECONDS", 0.2)
+@pytest.mark.parametrize(("code", "longest"), [("while True: pass", 0.2), (SLEEP, 300)])
+def test_a_driver_that_never_gets_to_its_first_heartbeat_is_killed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, code: str, longest: float
+) -> None:
+    """Once it had time enough to start, or computes no more, and for as long as a lease lasts."""
+    monkeypatch.setattr("workers.worker.drivers.START_SECONDS", longest)
     experiment_id = lab.post([0])
-    rig = Rig(lab, SLEEP, lease_seconds=0.5)
+    rig = Rig(lab, code, lease_seconds=0.5)
     rig.turn_until(lambda: lab.experiment(experiment_id).fence >= 2)
     rig.worker._drain()
 
 
-def test_a_driver_that_does_not_see_that_its_lease_is_lost_is_killed(lab: Lab) -> None:
-    """As one that stands still: the experiment is somebody else's, and nobody watches its old heartbeat."""
+def test_a_driver_that_does_not_see_that_its_lease_is_lost_is_killed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that stands still: the experiment is somebody else's, and nobody watches its old heartbeat.
+
+    However long a lease lasts: its trials hold cards that are free for others.
+    """
+    monkeypatch.setattr("workers.worker.poller.STRAY_SECONDS", 0.5)
     experiment_id = lab.post([0])
-    rig = Rig(lab, SLEEP, lease_seconds=1.5)
+    rig = Rig(lab, SLEEP, lease_seconds=60)
     rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
     (driver,) = rig.worker._drivers
     for act in (actions.pause, actions.resume):

@@ -1,6 +1,7 @@
 """A child of the local stack that ends is started again, by stand-ins for its processes and for time."""
 
 import errno
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Process:
     """One that lives until it is told to end."""
 
-    ended = False
+    ended, code = False, 1
 
     def poll(self) -> int | None:
-        return 1 if self.ended else None
+        return self.code if self.ended else None
 
 
 class Machine:
@@ -122,3 +123,12 @@ def test_one_that_ends_at_once_again_and_again_is_given_up(clock: Clock, tmp_pat
     machine.started[-1].ended = True
     with pytest.raises(UserError, match=r"the API ended 5 times at once; .*\n.*no such table"):
         child.tend()
+
+
+def test_one_that_is_killed_again_and_again_is_started_again(clock: Clock, tmp_path: Path) -> None:
+    machine = Machine()
+    child = Child("worker", machine.start, tmp_path / "log")
+    for _ in range(20):
+        machine.started[-1].ended, machine.started[-1].code = True, -signal.SIGKILL
+        stay(child, clock, 1)
+    assert len(machine.started) == 21

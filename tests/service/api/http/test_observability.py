@@ -16,6 +16,7 @@ from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
+from service.queue.census import take_census
 from service.settings import LogFormat, Settings
 from service.settings.logs import JsonFormatter, TextFormatter, about, configure_logging
 from tests.machinery import Claim, Finish, Submit, Table
@@ -168,6 +169,13 @@ class TestMetrics:
         assert found["ttsv_lost_leases_total",] == 1
         assert found["ttsv_workers",] == 1
         assert seen.experiment_id == first
+
+    def test_a_sum_in_another_order_is_no_less(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Prometheus would take it for a counter that began anew."""
+        sums = iter([(0.1 + 0.2 + 0.3, 0), (0.3 + 0.2 + 0.1, 0)])
+        monkeypatch.setattr("service.queue.census.counted", lambda *_: next(sums))
+        with database.read() as session:
+            assert take_census(session).gpu_seconds == take_census(session).gpu_seconds
 
     def test_requests(self, sqlite_api: TestClient) -> None:
         for experiment_id in (1, 2, 3):
