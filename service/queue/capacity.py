@@ -244,6 +244,11 @@ class Floor:
             node.take_in(trial)
         return True
 
+    def can_move(self, needs: Amount, node: str, experiment_id: int, shunned: Collection[str]) -> bool:
+        """Whether what has to end on a node for such a trial of an experiment fits on others that are not `shunned`."""
+        others = {trial.experiment_id for trial in self._nodes[node].standing} - {experiment_id}
+        return self.go_on(self.in_the_way(needs, node, others), {node, *shunned})
+
     def soonest(self, needs: Amount, willing: Collection[int], experiment_id: int) -> list[str]:
         """The nodes that can hold such a trial of an experiment, those first where the least has to end before it fits.
 

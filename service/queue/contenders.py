@@ -56,8 +56,8 @@ class Terms:
     needs: Amount
     most: int | None
     preempt: bool
-    search: int | None
-    """How many trials a search may make."""
+    search: bool
+    """Whether trials are made while it runs: so many as its grid has points."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class Specs:
             query = select(Experiment.id, Experiment.revision, Experiment.spec).where(Experiment.id.in_(missing))
             for experiment_id, revision, spec in session.execute(query):
                 resources = Resources.model_validate(spec.get("resources", {}))
-                most, search = spec.get("max_concurrent_trials"), spec.get("search")
+                most = spec.get("max_concurrent_trials")
                 kept[experiment_id, revision] = Terms(
                     needs=amount(resources),
                     most=None if most is None or most >= _UNLIMITED else most,
                     preempt=spec.get("preempt", False),
-                    search=None if search is None else search["trials"],
+                    search=spec.get("search") is not None,
                 )
         self._terms = kept
         return kept
@@ -119,7 +119,7 @@ def contenders(
         terms = known.get((row.id, row.revision))
         if terms is None:  # it was changed between the two statements
             continue
-        unborn = 0 if terms.search is None or row.stopping else max(0, terms.search - row.trial_count)
+        unborn = max(0, row.grid_points - row.trial_count) if terms.search and not row.stopping else 0
         trials = row.running + row.queued + unborn
         if terms.most is not None:
             trials = min(trials, terms.most)
@@ -187,6 +187,7 @@ def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
             Experiment.owner,
             Experiment.stopping,
             Experiment.trial_count,
+            Experiment.grid_points,
             Experiment.waiting,
             Experiment.unfit_since,
             func.coalesce(Project.weight, 1.0).label("weight"),

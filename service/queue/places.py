@@ -19,6 +19,8 @@ SHORT_SECONDS = 3.0
 """For so long an experiment may have fewer trials than its share before anybody asks why: one ends, the next begins."""
 SAY_SECONDS = 10.0
 """After so long without a trial it says what it waits for."""
+LATE_SECONDS = 20.0
+"""After so long without a trial a node is kept for one though there seems to be room: processes start sooner."""
 BEGIN_SECONDS = 60.0
 """So long a node is kept that has room, for a trial that does not begin."""
 NOT_AGAIN_SECONDS = 300.0
@@ -195,7 +197,8 @@ class Places:
                 break
             if number in self._kept or number in self._not_before:
                 continue
-            if not floor.is_apart(needs, way.coming, self._nodes()):
+            late = not demand.running and now - self._since[number] >= LATE_SECONDS
+            if not (floor.is_apart(needs, way.coming, self._nodes()) or (late and floor.fits(needs))):
                 continue
             looked_for += 1
             if (node := self._choose(demand, floor, way)) is not None:
@@ -207,13 +210,18 @@ class Places:
         return found
 
     def _choose(self, demand: Demand, floor: Floor, way: "_Way") -> str | None:
-        """The node where others give way at once, or else the least has to end; None: none will do."""
+        """The node where others give way at once, or else the least has to end; None: none will do.
+
+        Of the first such one whose trials have room elsewhere: else those would be the next to wait.
+        """
         number, needs = demand.experiment_id, _next_needs(demand)
         if willing := way.of(number):
             for node in floor.soonest(needs, willing, number)[:MOST_AT_ONCE]:
                 if way.make(demand, node, self._nodes()):
                     return node
-        return next(iter(floor.soonest(needs, (), number)), None)
+        nodes = floor.soonest(needs, (), number)
+        moving = (node for node in nodes[:MOST_AT_ONCE] if floor.can_move(needs, node, number, self._nodes()))
+        return next(moving, nodes[0] if nodes else None)
 
     def _has_spare(
         self, hungry: Sequence[Demand], shares: Mapping[int, int], places: Sequence[Place], now: float

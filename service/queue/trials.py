@@ -160,6 +160,10 @@ class HeldExperiment:
             self._tell(EventKind.TRIAL_SUGGESTED, trial, point=point)
         return trial.id
 
+    def end_search(self) -> None:
+        """No trial will be added any more: of the search's space there is no other point than those that were tried."""
+        self.experiment.grid_points = self.experiment.trial_count
+
     def start_trial(self, trial_id: int, at: datetime | None = None, later: Collection[datetime] = ()) -> bool:
         """Marks a queued trial as running and counts the attempt that began at that moment; whether it may run.
 

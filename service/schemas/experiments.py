@@ -58,7 +58,9 @@ class ExperimentOut(Out):
     error: str | None = Field(description="Why it failed, and what to do; else null.")
     waiting: str | None = Field(None, description="Why none of its trials can run now; null where some can.")
     priority: int = Field(description="-1000 to 1000; higher runs first among experiments of the same owner.")
-    grid_points: int = Field(description="Points of the grid, before those that are equal become one trial.")
+    grid_points: int = Field(
+        description="Points of the grid, before those that are equal become one trial; of a search the most it may try."
+    )
     trial_count: int = Field(description="Trials, of which no two train the same network the same way.")
     created_at: datetime = Field(description="When it was posted.")
     started_at: datetime | None = Field(description="When a worker first claimed it.")

@@ -235,9 +235,8 @@ class Driver:
             if leases.is_stopping(session, self._lease):
                 return None
             history = driver_reads.tried(session, self._lease, spec.search.metric)
-        search = SearchTrials(
-            spec.search, search_base(spec), history, self._add, self._next_job, self._slots, self._over.set
-        )
+        make = partial(SearchTrials, spec.search, search_base(spec), history, self._add, self._end_search)
+        search = make(self._next_job, self._slots, self._over.set)
         return None if search.exhausted else search
 
     def _add(self, planned: PlannedTrial, point: FieldValues) -> Job:
@@ -247,6 +246,15 @@ class Driver:
 
         trial_id = self._database.write(work)
         return Job(trial_id, self._lease.fence, 0, planned.config.to_dict(), attempt=self._attempt(trial_id))
+
+    def _end_search(self) -> None:
+        """Has the worker count on no further trial: its places would stay empty for as long as others of it run."""
+
+        def work(session: Session) -> None:
+            with hold(session, self._lease) as held:
+                held.end_search()
+
+        self._database.write(work)
 
     def _attempt(self, trial_id: int) -> int:
         """The number of the next attempt at a trial: no two write into one folder."""

@@ -1,6 +1,7 @@
 """What Tune's events mean: for the recorder, for the watchdog and for the log."""
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,9 @@ def _looked_for(report: ResultReport, data_dir: Path, host: str) -> Report:
     """A result whose files are where the API reads them; else what became of the trial."""
     try:
         missing = _not_here(report, data_dir)
+    except PermissionError as error:
+        fix = "have all nodes write as the worker's user, or files that it may read (umask 022); run the trial again"
+        return FailureReport("infrastructure", f"{error.filename} of {host} may not be read where it is served; {fix}")
     except OSError as error:  # a disk that fails, or a shared folder that is away: raised here it would end all trials
         return HinderedReport(f"its files cannot be looked for in {data_dir}: {error}")
     if missing is None:
@@ -134,10 +138,17 @@ def _looked_for(report: ResultReport, data_dir: Path, host: str) -> Report:
 
 
 def _not_here(report: ResultReport, data_dir: Path) -> str | None:
-    """The first file of a result that is not where the API reads it, or not whole: another node wrote it."""
+    """The first file of a result that is not where the API reads it, or not whole: another node wrote it.
+
+    Raises `OSError`, `PermissionError` among them: each is opened, as one that is there may be another user's.
+    """
     for file in report.artifacts:
-        path = data_dir / file["path"]
-        if not path.is_file() or path.stat().st_size != file["size"]:
+        try:
+            with (data_dir / file["path"]).open("rb") as found:
+                whole = os.fstat(found.fileno()).st_size == file["size"]
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            whole = False
+        if not whole:
             return f"`{file['kind']}`"
     return None
 

@@ -55,7 +55,7 @@ class SearchTrials(Feed):
     """Gives Tune the trials of a search: first those that an earlier driver left open, then new ones.
 
     `add` stores a planned trial with its point and gives the job that runs it; nothing is handed out before.
-    `exhausted`: all that were asked for were made, or the space has no other point.
+    `exhausted`: all that were asked for were made, or the space has no other point, and `end` has stored that.
     """
 
     def __init__(
@@ -64,12 +64,13 @@ class SearchTrials(Feed):
         base: FieldValues,
         history: Sequence[Tried],
         add: Callable[[PlannedTrial, FieldValues], Job],
+        end: Callable[[], None],
         next_job: NextJob,
         slots: Slots,
         over: Callable[[], None],
     ) -> None:
         super().__init__(next_job, slots, over, metric=search.metric, direction=search.direction)
-        self._search, self._base, self._add = search, base, add
+        self._search, self._base, self._add, self._end = search, base, add, end
         self._planner = Planner("search")
         self._space = domains(search.space)
         self._tried = {tried.fingerprint for tried in history}
@@ -123,6 +124,7 @@ class SearchTrials(Feed):
             self._waiting = self._new_point()
         if self._waiting is None:
             logger.warning("the search ends %d trials early: its space has no other point", self._wanted)
+            self._end()
             self.exhausted = True
             return None
         new = self._waiting

@@ -202,7 +202,9 @@ class Observer:
     def look(self) -> list[Node]:
         """The nodes as they are now; writes the head's note first, and anew once it can name the head."""
         self._tell()
-        infos = self._notes.client.get_all_node_info(timeout=_TIMEOUT_SECONDS).values()
+        found = self._notes.client.get_all_node_info(timeout=_TIMEOUT_SECONDS).values()
+        # Those of one host in the order in which they came: what began while the first was alone there names no other.
+        infos = sorted(found, key=lambda info: info.start_time_ms)
         introduced = set(self._notes.nodes.names())
         nodes, alive, here = [], [], []
         for info in infos:
@@ -228,7 +230,7 @@ class Observer:
             self._questions.rouse(node_id)
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
         refused = self._refused([node for node in nodes if node.alive])
-        return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *refused]
+        return [*sorted(nodes, key=lambda node: (not node.head, node.host)), *refused]
 
     def _tell(self) -> None:
         self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))

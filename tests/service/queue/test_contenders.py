@@ -227,6 +227,15 @@ class TestDemands:
         database.write(under(claim(), HeldExperiment.add_trial, planned))
         assert found(database, number)[number].demand.trials == 1
 
+    def test_nor_does_one_whose_space_has_no_other_point(self, post: Post, claim: Claim, database: Database) -> None:
+        """Else it would keep places empty for as long as its last trial runs."""
+        number = post(0, search={"algorithm": "random", "trials": 50, "space": {"seed": {"int": [0, 1]}}})
+        planned, lease = expand_grid(ExperimentSpec(name="one", base=BASE), max_trials=1).trials[0], claim()
+        database.write(under(lease, HeldExperiment.add_trial, planned))
+        assert found(database, number)[number].demand.trials == 50
+        database.write(under(lease, HeldExperiment.end_search))
+        assert found(database, number)[number].demand.trials == 1
+
     def test_whose_it_is_and_what_their_project_weighs(self, post: Post, database: Database, table: Table) -> None:
         nobodys = post()
 

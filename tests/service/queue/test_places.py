@@ -220,6 +220,14 @@ class TestKeeping:
         assert not self.decide(mind, 100, *self.apart()).kept
         assert self.decide(mind, 7 + places.BEGIN_SECONDS + places.NOT_AGAIN_SECONDS, *self.apart()).kept
 
+    def test_also_where_there_seems_to_be_room_that_nothing_begins_in(self) -> None:
+        """Trials that follow each other faster than is heard of them leave some at each look, on this node or that."""
+        mind, room = Places(), [Standing(1, "a", ONE_GPU)]
+        for now in (0, 4, 19):
+            assert not self.decide(mind, now, *room).kept
+        assert not self.decide(mind, 20, *room, large=1, share=2).kept, "it runs one already"
+        assert self.decide(mind, 21, *room).kept == {"b": frozenset({2})}
+
     def test_not_where_others_have_to_give_places_back_first(self) -> None:
         full = [Standing(1, "a", ONE_GPU)] * 2 + [Standing(1, "b", ONE_GPU)] * 2
         mind = Places()
@@ -428,6 +436,18 @@ class TestKeptInVain:
         own, others = Standing(1, "a", three, cards), [Standing(2, "b", ONE_GPU, (card,)) for card in cards]
         asked = [Demand(1, 9, three, running=1), Demand(2, 9, ONE_GPU, running=3)]
         assert self.decide(asked, {1: 2, 2: 3}, own, *others, nodes=nodes).kept == {"b": frozenset({1})}
+
+    def test_where_others_would_be_the_next_to_wait(self) -> None:
+        """On the first node less has to end, and has no room elsewhere: the two would take turns there for ever."""
+        nodes = [Place("a", "gpu1", Amount(16)), Place("b", "gpu2", Amount(8)), Place("c", "gpu3", Amount(8))]
+        large, others = [Standing(1, "a", Amount(6)), Standing(3, "a", Amount(6))], [Standing(2, "c", Amount(1))] * 8
+        asked = [
+            Demand(1, 9, Amount(6), running=2),
+            Demand(2, 9, Amount(1), running=8),
+            Demand(3, 1, Amount(6), running=1),
+        ]
+        standing = [*large, Standing(1, "b", Amount(6)), *others]
+        assert self.decide(asked, {1: 3, 2: 8, 3: 1}, *standing, nodes=nodes).kept == {"c": frozenset({1})}
 
     def test_what_fits_beside_what_is_promised_begins_there(self) -> None:
         two, part = Amount(1, 0.6), Amount(1, 0.4)

@@ -315,6 +315,7 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "progress": lambda lease, trial, *_: under(lease, HeldExperiment.progress, trial),
     "early_stop_trial": lambda lease, trial, *_: under(lease, HeldExperiment.early_stop_trial, trial),
     "add_trial": lambda lease, *_: under(lease, HeldExperiment.add_trial, planned(seed=77)),
+    "end_search": lambda lease, *_: under(lease, HeldExperiment.end_search),
 }
 """What is done under a lease on a trial, with a point or a result."""
 
@@ -446,6 +447,7 @@ class TestFence:
             "progress": lambda held: held.progress(trial_id),
             "early_stop_trial": lambda held: held.early_stop_trial(trial_id),
             "add_trial": lambda held: held.add_trial(planned(seed=77)),
+            "end_search": lambda held: held.end_search(),
         }
 
         refused: list[str] = []

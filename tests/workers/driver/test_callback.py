@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,20 +247,28 @@ def test_a_result_counts_only_with_its_files_where_they_are_served_from(tmp_path
     both.watchdog.ended.assert_called_once_with(7)
 
 
-def test_a_folder_that_is_away_when_a_result_comes_ends_no_other_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.ESTALE, HinderedReport, "its files cannot be looked for in"),
+        (errno.EACCES, FailureReport, "/model of node-2 may not be read where it is served; have all nodes write as"),
+    ],
+)
+def test_a_folder_that_is_away_or_refuses_when_a_result_comes_ends_no_other_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[FailureReport | HinderedReport], said: str
 ) -> None:
-    """Ray ends all trials of a driver for what its callbacks raise."""
+    """Ray ends all trials of a driver for what its callbacks raise. A file of another user's is there, for nobody."""
 
-    def away(_path: Path) -> bool:
-        raise OSError(errno.ESTALE, "stale file handle")
+    def refuse(path: Path, _mode: str) -> None:
+        raise OSError(number, os.strerror(number), str(path))
 
     report = ResultReport(made_result(), [{"kind": "model", "path": "model", "sha256": "0" * 64, "size": 7}])
     both = MagicMock()
-    monkeypatch.setattr(Path, "is_file", away)
+    (tmp_path / "model").write_bytes(b"1234567")
+    monkeypatch.setattr(Path, "open", refuse)
     TuneCallback(both.recorder, both.watchdog, tmp_path).on_trial_result(
-        0, [], tunes_trial(), {"report": report, "done": True}
+        0, [], tunes_trial(), {"report": report, "done": True, "hostname": "node-2"}
     )
     (stored,) = both.recorder.reported.call_args_list
-    assert isinstance(stored.args[1], HinderedReport)
-    assert "stale file handle" in stored.args[1].message
+    assert isinstance(stored.args[1], kind)
+    assert said in stored.args[1].message

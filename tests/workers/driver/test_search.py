@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -39,6 +40,12 @@ class Rows:
         self.errors: list[Exception] = []
         self.lost_replies: list[Exception] = []
         self.over: list[bool] = []
+        self.ended = 0
+
+    def end(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.ended += 1
 
     def add(self, planned: PlannedTrial, point: FieldValues) -> Job:
         if self.errors:
@@ -60,7 +67,8 @@ class Rows:
         """A search that these rows feed, of which nothing is slow."""
         slots = Slots()
         slots.unlimited()
-        return SearchTrials(wanted, BASE, history, self.add, self.next_job, slots, lambda: self.over.append(True))
+        make = partial(SearchTrials, wanted, BASE, history, self.add, self.end)
+        return make(self.next_job, slots, lambda: self.over.append(True))
 
     def finish(self, trial_id: int, value: float | None, state: TrialState = TrialState.SUCCEEDED) -> None:
         old = self.tried[trial_id - 1]
@@ -159,7 +167,18 @@ class TestSearch:
         space = {DECAY: {"choice": [0.1, 0.2]}, "seed": {"int": [0, 1]}}
         trials = rows.search(search_of(algorithm, 10, space))
         assert len(run(trials, rows)) == 4
-        assert (trials.exhausted, trials.handed_out) == (True, 4)
+        assert (trials.exhausted, trials.handed_out, rows.ended) == (True, 4, 1)
+
+    def test_that_a_small_space_ends_is_stored_before_it_is_over(self, algorithm: str) -> None:
+        rows = Rows()
+        trials = rows.search(search_of(algorithm, 2, {"seed": {"int": [7, 8]}}))
+        assert trials.suggest("a")["job"]["trial_id"] == 1
+        trials._new_point = Mock(return_value=None)  # type: ignore[method-assign] # as after 200 tries
+        rows.errors = [OperationalError("UPDATE", {}, ConnectionError("away"))]
+        assert trials.suggest("b") is None
+        assert (trials.exhausted, rows.ended) == (False, 0)
+        assert trials.suggest("b") is None
+        assert (trials.exhausted, rows.ended) == (True, 1)
 
     def test_waits_for_the_database_and_keeps_the_point(self, algorithm: str) -> None:
         rows = Rows()

@@ -32,9 +32,13 @@ def report(**changes: Any) -> ResultReport:
         ({"path": "trials/7/1/other"}, "`model` is not in the store"),
         ({"size": 8}, "`model` is not whole in the store"),
         ({"sha256": "0" * 64}, "`model` is not whole in the store"),
+        ({"path": "../model"}, "`model` may not be read in the store"),
     ],
 )
-def test_found_missing_or_other(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
+def test_found_missing_or_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str | None
+) -> None:
+    monkeypatch.setattr(verification, "PATIENCE_SECONDS", 0.0)
     store, recorder, watchdog = Folder(tmp_path), MagicMock(), MagicMock()
     store.write("trials/7/1/model", io.BytesIO(CONTENT), 7)
     stored, told = Verification(store, recorder), report(**changes)

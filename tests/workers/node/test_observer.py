@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from service.queue.cluster import Machine, Versions, machine_as_json, nodes_from_json
+from service.queue.nodes import AtWork, by_node
 from service.specs.states import NodeState
 from workers.node import observer
 from workers.node.notes import HeadNote, NodeNote
@@ -57,6 +58,7 @@ class Board:
             raylet_socket_name=socket,
             is_head_node=number == 1,
             resources_total={"memory": 2.5 * 2**30} | resources,
+            start_time_ms=0,
             end_time_ms=0,
         )
         self.infos.append(info)
@@ -158,6 +160,19 @@ def test_a_node_is_what_it_says_of_itself(board: Board, looking: Observer, tmp_p
     questions: Any = looking._questions
     assert questions.ids == ["0202"]
     assert questions.kept == ["0303", "0202", "0101"]
+
+
+def test_of_nodes_whose_hosts_are_called_alike_the_first_is_the_one_that_came_first(
+    board: Board, looking: Observer
+) -> None:
+    """A trial that began while it was alone names its host, and no node (`by_node`)."""
+    for number, came in ((2, 20), (3, 10)):
+        info = board.add("b", number)
+        info.start_time_ms = came
+    board.add("a", 4)
+    nodes = looking.look()
+    assert [node.id for node in nodes] == ["0404", "0303", "0202"]
+    assert list(by_node([AtWork(1, 1, "host-b", None)], nodes)) == ["0303"]
 
 
 def test_what_left_is_told_for_a_while(board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
