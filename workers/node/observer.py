@@ -3,10 +3,11 @@
 `python -m workers.node.observer HOST:PORT FD DATA_DIR [MARKER]` writes the head's note every second, and a line of JSON
 into the file descriptor: the nodes of the cluster, those that left and machines that were refused a minute ago at most.
 What a node is it reads from its note, sees itself where it is this machine, and asks by a task of Ray otherwise. A node
-that stands empty because Ray's head errs about it is made to say so. It ends when it cannot reach the cluster for half
-a minute, or nobody reads.
+that stands empty because Ray's head errs about it is made to say so. It ends when nobody reads, or when the head has
+not answered for half a minute: its last line names no node then.
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -14,6 +15,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -309,21 +311,43 @@ def _node(node_id: str, info: Any, answer: Answer, state: NodeState) -> Node:
     )
 
 
+class Line:
+    """Tells the worker what was seen. Where nothing was for too long, tells of no node, and ends this process.
+
+    A call to a head that stands still may never return.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._told = descriptor, threading.Event()
+        threading.Thread(target=self._watch, name="line", daemon=True).start()
+
+    def tell(self, nodes: Sequence[Node]) -> None:
+        """Writes one line. Raises `BrokenPipeError` where nobody reads."""
+        line = nodes_as_json(nodes) + b"\n"
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+        self._told.set()
+
+    def _watch(self) -> None:
+        while self._told.wait(AWAY_SECONDS):
+            self._told.clear()
+        logger.error("the head has not answered for %.0f s", AWAY_SECONDS)
+        with contextlib.suppress(BrokenPipeError):
+            self.tell([])
+        os._exit(1)  # another observer begins anew
+
+
 def observe(observer: Observer, descriptor: int) -> None:
-    """Looks and tells until nobody reads, or the cluster is away for too long."""
-    seen_at = time.monotonic()
+    """Looks and tells until nobody reads, or the head is away for too long."""
+    line = Line(descriptor)
     while True:
         began = time.monotonic()
         try:
-            line = nodes_as_json(observer.look()) + b"\n"
-        except Exception:  # Ray's, of many kinds; another observer begins anew
+            nodes = observer.look()
+        except Exception:  # Ray's, of many kinds
             logger.exception("the cluster does not answer")
-            if time.monotonic() - seen_at > AWAY_SECONDS:
-                raise
         else:
-            seen_at = time.monotonic()
-            while line:
-                line = line[os.write(descriptor, line) :]
+            line.tell(nodes)
         time.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
 
 

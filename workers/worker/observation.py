@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 OBSERVER = (sys.executable, "-m", "workers.node.observer")
 PAUSE_SECONDS = 5.0
 """Between two starts of the child, at least."""
+SILENT_SECONDS = 120.0
+"""A child that says nothing for so long is ended, as it stands still: it speaks every second, or ends."""
 
 
 class Observation:
@@ -36,6 +38,8 @@ class Observation:
         self._child: subprocess.Popen[bytes] | None = None
         self._start_after = 0.0
         self._nodes: tuple[Node, ...] | None = None
+        self._heard_at = 0.0
+        self._headless_since: float | None = None
 
     def nodes(self, address: str, env: Mapping[str, str]) -> tuple[Node, ...] | None:
         """The nodes as they were last seen, None before; starts the child if there is none.
@@ -45,6 +49,10 @@ class Observation:
         if self._child is not None and self._child.poll() is not None:
             logger.warning("the observer of the cluster's nodes ended; starting another (see %s)", self._log)
             self._child = None
+        if self._child is not None and time.monotonic() - self._heard_at > SILENT_SECONDS:
+            logger.warning("the observer of the cluster's nodes says nothing; ending it")
+            stop(self._child, grace=0)
+            self._child = None
         if self._child is None and time.monotonic() >= self._start_after:
             try:
                 self._start(address, env)
@@ -52,14 +60,20 @@ class Observation:
                 logger.error("the observer of the cluster's nodes cannot be started, trying again: %s", error)
         return self._nodes
 
+    def headless_seconds(self) -> float:
+        """For how long the cluster has had no head, or one that answers nobody."""
+        since = self._headless_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def stop(self) -> None:
         """Ends the child and forgets what it saw."""
         if self._child is not None:
             stop(self._child, grace=0)
-        self._child, self._nodes, self._start_after = None, None, 0.0
+        self._child, self._nodes, self._start_after, self._headless_since = None, None, 0.0, None
 
     def _start(self, address: str, env: Mapping[str, str]) -> None:
-        self._start_after = time.monotonic() + PAUSE_SECONDS
+        self._heard_at = time.monotonic()
+        self._start_after = self._heard_at + PAUSE_SECONDS
         marker = [_marked(self._data_dir)] if self._shared else []
         reader, writer = os.pipe()
         command = [*OBSERVER, address, str(writer), str(self._data_dir), *marker]
@@ -101,7 +115,16 @@ class Observation:
                 except ValueError:  # cut off by the child's end
                     continue
                 if self._child is child:
-                    self._nodes = nodes
+                    self._hear(nodes)
+
+    def _hear(self, nodes: tuple[Node, ...]) -> None:
+        self._heard_at = time.monotonic()
+        if any(node.head and node.alive for node in nodes):
+            self._headless_since = None
+        elif self._headless_since is None:
+            self._headless_since = self._heard_at
+        if nodes:  # else the head does not answer, and its nodes are what they were
+            self._nodes = nodes
 
 
 def _marked(data_dir: Path) -> str:

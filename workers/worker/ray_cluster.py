@@ -32,6 +32,10 @@ _WITH_NODES = {
 }
 
 
+HEADLESS_SECONDS = 60.0
+"""A cluster that has no head that answers for so long is started anew."""
+
+
 @dataclass(frozen=True)
 class Door:
     """Where further nodes reach the head: its address and port, and the ports of all else (of step 1)."""
@@ -142,21 +146,27 @@ class LocalCluster(Cluster):
         self._ray.start("--head", "--no-monitor", options=options, environment=environment)
 
     def ready(self) -> bool:
-        """Whether the raylet listens."""
-        return self._ray.ready()
+        """Whether the raylet listens, and the head answers."""
+        return self._ray.ready() and not self._is_headless()
 
     def failed(self) -> bool:
-        """Whether a part of it died or it takes too long to start."""
-        return self._ray.failed()
+        """Whether a part of it died, or stands still, or it takes too long to start."""
+        return self._ray.failed() or self._is_headless()
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """The last line of its log, or that it stands still."""
+        if self._is_headless():
+            return "its head does not answer, or counts this machine as gone"
         return self._ray.last_words().rpartition("\n")[2]
 
     def stop(self) -> None:
         """Ends all of it on this machine; no process and no folder stays."""
         super().stop()
         self._ray.stop()
+
+    def _is_headless(self) -> bool:
+        """Whether its GCS or its raylet, which live, stand still: without a word, and whatever is asked of them."""
+        return self._observation is not None and self._observation.headless_seconds() > HEADLESS_SECONDS
 
     def env(self) -> dict[str, str]:
         """Authentication by token: Ray listens on every address of the machine."""

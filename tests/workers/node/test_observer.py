@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,18 +317,33 @@ class TestObserve:
             observer.observe(looking, writer)
         os.close(writer)
 
-    def test_a_cluster_that_is_away_for_long_ends_it(
-        self, looking: Observer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("how", ["refuses", "hangs"])
+    def test_a_head_that_does_not_answer_for_long_ends_it(
+        self, looking: Observer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
     ) -> None:
+        ended = threading.Event()
+
         def away() -> Any:
+            if ended.is_set():
+                raise KeyboardInterrupt
+            if how == "hangs":
+                ended.wait()
             raise RuntimeError("no answer")
 
+        def end(code: int) -> None:
+            ended.set()
+
         monkeypatch.setattr(looking, "look", away)
-        monkeypatch.setattr(observer, "LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(observer, "AWAY_SECONDS", 0.05)
-        with pytest.raises(RuntimeError, match="no answer"):
-            observer.observe(looking, 0)
-        assert caplog.text.count("the cluster does not answer") > 2
+        monkeypatch.setattr(observer, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(observer, "AWAY_SECONDS", 0.1)
+        monkeypatch.setattr(os, "_exit", end)
+        reader, writer = os.pipe()
+        with pytest.raises(KeyboardInterrupt):
+            observer.observe(looking, writer)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as told:
+            assert [nodes_from_json(line) for line in told] == [()]
+        assert (caplog.text.count("the cluster does not answer") > 2) == (how == "refuses")
 
 
 UNKNOWN = Answer(None, "it has not said yet what it is")

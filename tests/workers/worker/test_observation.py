@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.queue.cluster import Node, nodes_as_json
+from service.specs.states import NodeState
 from tests.workers.conftest import wait_for
 from workers.node.notes import MARKER
+from workers.node.processes import spawn
 from workers.worker import observation
 from workers.worker.observation import Observation
 
@@ -87,6 +92,47 @@ def test_one_that_ends_is_started_again_after_a_pause(
     wait_for(starts, 20)
     assert "the observer of the cluster's nodes ended" in caplog.text
     assert look(seen) == (NODE,), "what was seen last counts until more is seen"
+
+
+def test_a_cluster_is_headless_from_the_first_line_without_a_head_that_lives(
+    seen: Observation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was seen last of the nodes counts meanwhile; a head that is back is one."""
+    head = dataclasses.replace(NODE, head=True)
+    gone = dataclasses.replace(head, state=NodeState.LEFT)
+    lines = [nodes_as_json(nodes).decode() for nodes in ([head], [gone], [], [head])]
+    runs(monkeypatch, f"lines = {lines!r}; [(os.write(fd, (line + chr(10)).encode()), input()) for line in lines]")
+    reader, writer = os.pipe()
+    monkeypatch.setattr(observation, "spawn", partial(spawn, stdin=reader))
+    assert seen.headless_seconds() == 0
+    wait_for(lambda: look(seen) == (head,), 20)
+    assert seen.headless_seconds() == 0
+    os.write(writer, b"\n")
+    wait_for(lambda: seen.headless_seconds() > 0.05, 20)
+    assert look(seen) == (gone,)
+    os.write(writer, b"\n")
+    wait_for(lambda: seen.headless_seconds() > 0.2, 20)
+    assert look(seen) == (gone,)
+    os.write(writer, b"\n")
+    wait_for(lambda: look(seen) == (head,), 20)
+    assert seen.headless_seconds() == 0
+    os.close(writer)
+    os.close(reader)
+
+
+def test_one_that_stands_still_is_ended(
+    seen: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(observation, "PAUSE_SECONDS", 0.0)
+    runs(monkeypatch, f"os.write(fd, {nodes_as_json([NODE])!r} + b'\\n'); time.sleep(60)")
+    wait_for(lambda: look(seen), 20)
+    frozen = seen._child
+    assert frozen is not None
+    frozen.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(observation, "SILENT_SECONDS", 0.0)
+    look(seen)
+    assert frozen.returncode is not None
+    assert "the observer of the cluster's nodes says nothing" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["spawn", "marker"])

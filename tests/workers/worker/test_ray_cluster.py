@@ -14,6 +14,7 @@ from service.queue.cluster import Machine, Node, Versions
 from service.settings import Settings
 from service.specs.states import NodeState
 from workers.node.processes import identity
+from workers.worker import ray_cluster
 from workers.worker.observation import Observation
 from workers.worker.ray_cluster import Cluster, Door, LocalCluster, _write_token
 
@@ -60,6 +61,21 @@ def test_failed_start_is_noticed_and_leaves_nothing(tmp_path: Path, fast_death: 
     assert cluster.last_words() == "no port left"
     cluster.stop()
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_cluster_whose_head_stands_still_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes live, so that nobody else would notice; until it has lasted a while the head may be back."""
+    seen = Observation(tmp_path)
+    cluster = LocalCluster(tmp_path, cpus=1, gpus=0, observation=seen)
+    for name, said in {"ready": True, "failed": False, "last_words": "a line\nits last line"}.items():
+        monkeypatch.setattr(cluster._ray, name, lambda said=said: said)
+    seen._hear(())
+    assert (cluster.ready(), cluster.failed(), cluster.last_words()) == (True, False, "its last line")
+    monkeypatch.setattr(ray_cluster, "HEADLESS_SECONDS", 0.0)
+    assert (cluster.ready(), cluster.failed()) == (False, True)
+    assert "its head does not answer" in cluster.last_words()
+    seen.stop()
+    assert (cluster.ready(), cluster.failed()) == (True, False), "the next one has another head"
 
 
 def test_a_log_that_cannot_be_read_says_nothing(
