@@ -177,6 +177,7 @@ class TestSearch:
         rows.errors = [OperationalError("UPDATE", {}, ConnectionError("away"))]
         assert trials.suggest("b") is None
         assert (trials.exhausted, rows.ended) == (False, 0)
+        trials.settled(0)  # the database answers again
         assert trials.suggest("b") is None
         assert (trials.exhausted, rows.ended) == (True, 1)
 
