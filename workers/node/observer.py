@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
 from service.specs.states import NodeState
@@ -314,12 +314,19 @@ def _node(node_id: str, info: Any, answer: Answer, state: NodeState) -> Node:
 class Line:
     """Tells the worker what was seen. Where nothing was for too long, tells of no node, and ends this process.
 
-    A call to a head that stands still may never return.
+    A call to a head that stands still may never return. As a context, it no longer minds what comes after.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._told = descriptor, threading.Event()
+        self._descriptor, self._told, self._over = descriptor, threading.Event(), False
         threading.Thread(target=self._watch, name="line", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._told.set()
 
     def tell(self, nodes: Sequence[Node]) -> None:
         """Writes one line. Raises `BrokenPipeError` where nobody reads."""
@@ -331,6 +338,8 @@ class Line:
     def _watch(self) -> None:
         while self._told.wait(AWAY_SECONDS):
             self._told.clear()
+            if self._over:
+                return
         logger.error("the head has not answered for %.0f s", AWAY_SECONDS)
         with contextlib.suppress(BrokenPipeError):
             self.tell([])
@@ -339,16 +348,16 @@ class Line:
 
 def observe(observer: Observer, descriptor: int) -> None:
     """Looks and tells until nobody reads, or the head is away for too long."""
-    line = Line(descriptor)
-    while True:
-        began = time.monotonic()
-        try:
-            nodes = observer.look()
-        except Exception:  # Ray's, of many kinds
-            logger.exception("the cluster does not answer")
-        else:
-            line.tell(nodes)
-        time.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
+    with Line(descriptor) as line:
+        while True:
+            began = time.monotonic()
+            try:
+                nodes = observer.look()
+            except Exception:  # Ray's, of many kinds
+                logger.exception("the cluster does not answer")
+            else:
+                line.tell(nodes)
+            time.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import pytest
 from service.queue.cluster import Machine, Versions, machine_as_json, nodes_from_json
 from service.queue.nodes import AtWork, by_node
 from service.specs.states import NodeState
+from tests.workers.conftest import wait_for
 from workers.node import observer
 from workers.node.notes import HeadNote, NodeNote
 from workers.node.observer import Answer, Books, Observer, Questions
@@ -316,6 +317,8 @@ class TestObserve:
         with pytest.raises(BrokenPipeError):
             observer.observe(looking, writer)
         os.close(writer)
+        # What would end the process where nothing is told.
+        wait_for(lambda: "line" not in {thread.name for thread in threading.enumerate()}, 10)
 
     @pytest.mark.parametrize("how", ["refuses", "hangs"])
     def test_a_head_that_does_not_answer_for_long_ends_it(
