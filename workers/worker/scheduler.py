@@ -76,17 +76,17 @@ class Scheduler:
         demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
         limit = self._settings.max_experiments
         shares = allocate(demands, left, most_experiments=limit, usage=self._usage)
-        going_on = {}
+        keeping: dict[int, int] = {}
         if any(one.preempt for one in found):
             holding, firm = (allocate(demands, left, most_experiments=limit, firm=firm) for firm in (False, True))
-            going_on = _going_on(found, shares, holding, firm)
+            keeping = going_on(found, shares, holding, firm)
         ours = [one.demand for one in found if one.claimed]
         known = [place for place in places if place.id]
         standing = partial(self._standing, ours, seen)
-        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), going_on, demands)
+        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), keeping, demands)
         for number, more in decision.lent.items():
             shares[number] = shares.get(number, 0) + more
-            going_on |= {number: max(going_on[number], shares[number])} if number in going_on else {}
+            keeping |= {number: max(keeping[number], shares[number])} if number in keeping else {}
         self._make_room(found, shares)
         self._end_idle(found, shares)
         for one in found:
@@ -94,7 +94,7 @@ class Scheduler:
             slots = shares.get(number, 0)
             shunned = [*unfit, *decision.shunned_by(number)]
             if (driver := drivers.get(number)) is not None:
-                driver.tell(slots, going_on.get(number, sys.maxsize), shunned, decision.staying.get(number))
+                driver.tell(slots, keeping.get(number, sys.maxsize), shunned, decision.staying.get(number))
             elif slots and len(self._drivers) < 2 * limit:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed:
@@ -257,7 +257,7 @@ class Scheduler:
             leases.release(session, lease, drained=True)  # something was added meanwhile
 
 
-def _going_on(
+def going_on(
     found: Sequence[Contender], shares: Mapping[int, int], holding: Mapping[int, int], firm: Mapping[int, int]
 ) -> dict[int, int]:
     """Of experiments whose trials give way how many go on: as many as their shares, or those without turns, have.

@@ -2,124 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.queue import places
 from service.queue.capacity import Place, Standing
 from service.queue.places import Decision, Places
-from service.queue.shares import Amount, Demand, Usage, allocate
+from service.queue.shares import Amount, Demand
+from tests import simulation
+from tests.simulation import LENT_SECONDS, MOST, NEEDS, NODES, ONE_GPU, OWNERS, TWO_GPUS, Grid, Pool, Run
 
-ONE_GPU, TWO_GPUS = Amount(1, 1), Amount(1, 2)
-LENT_SECONDS = int(places.SHORT_SECONDS) + 2
-"""After so long idle room is lent at the latest; what did not fit as others began, once these were heard of."""
 TWO_NODES = [Place("a", "gpu1", Amount(8, 2)), Place("b", "gpu2", Amount(8, 2))]
-
-
-@dataclass
-class Grid:
-    """An endless one; its trials take so many ticks each."""
-
-    number: int
-    needs: Amount
-    ticks: int
-    most: int = 99
-    priority: int = 0
-    owner: str | None = None
-    begun: int = 0
-    short_for: int = 0
-    longest_short: int = 0
-
-
-@dataclass
-class Run:
-    grid: Grid
-    node: str
-    ends: int
-    begun: int = -9
-
-
-class Pool:
-    """Nodes, what runs there, and a worker that divides them each tick, which is a second.
-
-    A trial begins on the node that has most left; one that ends is followed at once by the next of its grid on the same
-    node, unless that is shunned or its share has none for it. Grids ask in the order in which they are given. The
-    worker hears of an end at once, and of a beginning a second later.
-    """
-
-    def __init__(self, nodes: list[Place], *grids: Grid, mend: bool = True) -> None:
-        self.nodes, self.grids, self.mend = nodes, list(grids), mend
-        self.runs: list[Run] = []
-        self.places, self.usage = Places(), Usage()
-        self.now = 0
-        self.decision = Decision()
-        self.shares: dict[int, int] = {}
-        self.due: dict[int, int] | None = None
-        """Their shares, where it is not asked for them."""
-
-    def running(self, grid: Grid) -> int:
-        return sum(run.grid is grid for run in self.runs)
-
-    def standing(self) -> list[Standing]:
-        heard = [run for run in self.runs if run.begun < self.now - 1]
-        return [Standing(run.grid.number, run.node, run.grid.needs) for run in heard]
-
-    def left(self, node: Place) -> Amount:
-        taken = [run.grid.needs for run in self.runs if run.node == node.id]
-        return Amount(*(has - sum(each) for has, each in zip(node.room, zip(*taken, strict=True), strict=True)))
-
-    def free(self, node: Place) -> Amount:
-        return self.left(node) if any(run.node == node.id for run in self.runs) else node.room
-
-    def begin(self, grid: Grid, node: Place) -> bool:
-        allowed = self.running(grid) < self.shares.get(grid.number, 0)
-        shunned = self.mend and node.id in self.decision.shunned_by(grid.number)
-        if not allowed or shunned or not grid.needs.fits(self.free(node)):
-            return False
-        self.runs.append(Run(grid, node.id, self.now + grid.ticks, self.now))
-        grid.begun += 1
-        return True
-
-    def tick(self) -> None:
-        self.now += 1
-        heard = Counter(one.experiment_id for one in self.standing())
-        demands = [
-            Demand(grid.number, grid.most, grid.needs, grid.priority, 1, grid.owner, running=heard[grid.number])
-            for grid in self.grids
-        ]
-        room = [node.room for node in self.nodes]
-        self.usage.add(demands, room, 1)
-        shares = allocate(demands, room, most_experiments=99, usage=self.usage)
-        self.shares = shares if self.due is None else self.due
-        decide = partial(self.places.decide, demands, self.shares, self.nodes, self.standing, self.now)
-        self.decision = decide(hungry=demands if self.mend else ())
-        self.shares = dict(Counter(self.shares) + Counter(self.decision.lent))
-        by_id = {node.id: node for node in self.nodes}
-        for run in [run for run in self.runs if run.ends <= self.now]:
-            self.runs.remove(run)
-            self.begin(run.grid, by_id[run.node])
-        for grid in self.grids:
-            while any(self.begin(grid, node) for node in sorted(self.nodes, key=self.free, reverse=True)):
-                pass
-            if self.shares.get(grid.number, 0) > 0 and not self.running(grid):
-                grid.short_for += 1
-                grid.longest_short = max(grid.longest_short, grid.short_for)
-            else:
-                grid.short_for = 0
-
-    def idle(self) -> bool:
-        """Whether a node has room for a trial that somebody could run."""
-        more = [grid.needs for grid in self.grids if self.running(grid) < grid.most]
-        return any(needs.fits(self.free(node)) for needs in more for node in self.nodes)
-
-    def ticks(self, count: int) -> None:
-        for _ in range(count):
-            self.tick()
 
 
 def spread_and_large() -> tuple[Grid, Grid]:
@@ -459,29 +359,33 @@ class TestKeptInVain:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> Pool:
-    sizes = st.sampled_from([Amount(8, 1), Amount(8, 2), Amount(16, 4)])
-    nodes = [Place(name, name, draw(sizes)) for name in ("a", "b", "c", "d")[: draw(st.integers(1, 4))]]
+def pools(draw: st.DrawFn, *, giving: bool = False) -> Pool:
+    """One to four nodes and two to six grids."""
+    nodes = [
+        Place(name, name, draw(st.sampled_from(NODES))) for name in ("a", "b", "c", "d")[: draw(st.integers(1, 4))]
+    ]
     grids = [
         Grid(
             number,
-            draw(st.sampled_from([Amount(1), Amount(6), ONE_GPU, TWO_GPUS, Amount(4, 3), Amount(2, 4)])),
+            draw(st.sampled_from(NEEDS)),
             ticks=draw(st.integers(3, 20)),  # of shorter ones the worker would never hear
-            most=draw(st.sampled_from([1, 2, 5, 99])),
+            most=draw(st.sampled_from(MOST)),
             priority=draw(st.integers(0, 1)),
-            owner=draw(st.sampled_from([None, "ada", "bob"])),
+            owner=draw(st.sampled_from(OWNERS)),
+            gives_way=giving and draw(st.booleans()),
         )
         for number in range(1, draw(st.integers(2, 6)) + 1)
     ]
     return Pool(nodes, *grids)
 
 
-@given(pools())
+@given(st.one_of(pools(), pools(giving=True)))
 def test_nothing_that_has_a_share_waits_for_ever(pool: Pool) -> None:
     """However Ray spreads the rest: some trials' ends, and the seconds until anybody is asked, and it has begun."""
     pool.ticks(200)
     patience = 4 * (max(grid.ticks for grid in pool.grids) + int(places.SHORT_SECONDS) + 2)
     assert all(grid.longest_short <= patience for grid in pool.grids), pool.grids
+    assert all(run.stops <= 3 for _, run in pool.stopped), "trials stop each other"
     standing = Counter(run.node for run in pool.runs)
     assert all(min(pool.free(node)) >= 0 for node in pool.nodes if standing[node.id])
 
@@ -495,11 +399,7 @@ def test_no_room_stays_empty_that_fits_what_has_a_share(pool: Pool) -> None:
     idle = 0
     for _ in range(60):
         pool.tick()
-        owed = {
-            grid.number: pool.shares.get(grid.number, 0) - pool.decision.lent.get(grid.number, 0) for grid in pool.grids
-        }
-        waits = any(pool.running(grid) < owed[grid.number] for grid in pool.grids)
-        idle = 0 if waits else idle + pool.idle()
+        idle = idle + 1 if pool.idle() and not pool.waits() else 0
         assert idle <= LENT_SECONDS
         for grid in pool.grids:
             if pool.running(grid) < pool.shares.get(grid.number, 0):
@@ -524,6 +424,20 @@ def test_whatever_shares_leave_over_is_lent(pool: Pool, put: list[tuple[int, int
         assert len(pool.runs) >= before
         idle = idle + 1 if pool.idle() and len(pool.runs) == before else 0
         assert idle <= LENT_SECONDS
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_a_simulation_ends_badly_where_places_stay_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, lends: bool
+) -> None:
+    if not lends:
+        monkeypatch.setattr(Places, "_lend", lambda *_, **__: {})
+    kept = simulation.RECORDS.read_text()
+    monkeypatch.setattr(sys, "argv", ["simulation", "--pools", "1", "--seed", "11", "--seconds", "40"])
+    assert simulation.main() == int(not lends)
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["pools"], figures["longest empty for nobody"] > LENT_SECONDS) == (1, not lends)
+    assert simulation.RECORDS.read_text() == kept
 
 
 def test_a_decision_over_a_thousand_places_is_quick() -> None:

@@ -2,7 +2,7 @@
 
 from service.queue.contenders import Contender
 from service.queue.shares import Amount, Demand, Usage, allocate
-from workers.worker.scheduler import _going_on
+from workers.worker.scheduler import going_on
 
 NODE = [Amount(8, 2)]
 
@@ -12,7 +12,7 @@ def told(demands: list[Demand], usage: Usage) -> tuple[dict[int, int], dict[int,
     shares = allocate(demands, NODE, most_experiments=9, usage=usage)
     holding, firm = (allocate(demands, NODE, most_experiments=9, firm=firm) for firm in (False, True))
     found = [Contender(demand, preempt=True, claimed=True, waiting=None, unfit_since=None) for demand in demands]
-    return shares, _going_on(found, shares, holding, firm)
+    return shares, going_on(found, shares, holding, firm)
 
 
 def test_turns_that_come_and_go_stop_no_trial() -> None:
