@@ -5,9 +5,10 @@
 Two workers: one stands still with all that it runs, as if it were a machine that is away (of one on its own machine a
 worker sees the end at once), until the other runs its trials. One worker and a second node, four places in all: an
 urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
-endless grids; a cancelling, until no process is left of it; a drain, until no process is left at all. With four times
-as many places, room that shares leave over, lent to a grid and given back. `--quick` has
-leases and trials short, to see that it works: no bound, no record. Ends with code 1 where a bound is missed.
+endless grids; a cancelling, until no process is left of it; a drain, until no process is left at all; and Ray's GCS,
+or the head's raylet, that stands still for good, until trials begin in the cluster that is started anew. With four
+times as many places, room that shares leave over, lent to a grid and given back. `--quick` has leases and trials short,
+to see that it works: no bound, no record. Ends with code 1 where a bound is missed.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,16 +29,18 @@ import psutil
 from sqlalchemy import select
 
 from service.client import Client
-from service.database import Trial, TrialState
+from service.database import Trial, TrialState, now
 from service.database.engine import Database
 from service.queue.places import SHORT_SECONDS
 from tests.chaos.program import PROCESS
 from tests.chaos.site import QUICK, Site
 
 RECORDS = Path(__file__).with_name("pools.jsonl")
-NAMES = ("takeover", "urgent", "preempting", "shares", "lending", "cancel", "drain")
+NAMES = ("takeover", "urgent", "preempting", "shares", "lending", "cancel", "drain", "gcs", "raylet")
 SITES: dict[str, dict[str, Any]] = {"takeover": {"rival": True}, "lending": {"cpus": 8}}
 """What another site has than one worker and a second node of two places each."""
+STANDSTILL_SECONDS = 240.0
+"""Of a part of Ray, until trials begin anew: a minute and a half of silence, and before it what Ray takes to notice."""
 PATIENCE = 600.0
 START_SECONDS = 10.0
 """What a trial's process may take to begin, once there is a place."""
@@ -99,6 +103,8 @@ def main() -> int:
         "lending": lending,
         "cancel": cancel,
         "drain": drain,
+        "gcs": partial(standstill, part="gcs_server"),
+        "raylet": partial(standstill, part="raylet"),
     }
     for name in NAMES:
         if name in options.only:
@@ -213,6 +219,21 @@ def drain(bench: Bench, lengths: Lengths) -> dict[str, Any]:
     states = {one.state.value for one in bench.trials(experiment)}
     found = _timed(seconds, 60) | {"attempts spent": spent, "states": sorted(states)}
     return found | {"kept": found["kept"] and not spent and states == {"queued"}}
+
+
+def standstill(bench: Bench, lengths: Lengths, *, part: str) -> dict[str, Any]:
+    """From the standstill of a part of the head until a trial trains that began in the cluster that came after it."""
+    grid = bench.post(400, lengths.short)
+    _wait(lambda: _all(bench.training(grid), 2 * bench.site.cpus))
+    frozen = next(process.pid for process in bench.site.tree("worker") if process.name() == part)
+    began = time.monotonic()
+    bench.site.freeze([frozen])
+    _wait(lambda: not bench.site.lives(frozen))
+    ended, moment = time.monotonic() - began, now()
+    _wait(lambda: any(one.started_at is not None and one.started_at > moment for one in bench.training(grid)))
+    found = _timed(time.monotonic() - began, STANDSTILL_SECONDS)
+    spent = sum(one.attempts - 1 for one in bench.trials(grid) if one.attempts)
+    return found | {"ended after": round(ended, 1), "attempts charged": spent, "kept": found["kept"] and not spent}
 
 
 @contextmanager
