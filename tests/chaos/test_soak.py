@@ -32,6 +32,7 @@ def diary(
         more = {2000 + count: Look("orphan", 2**20, 1, 1) for count in range(int(number * processes))}
         written.processes.append({1: api, 2: worker, **short, **more})
         written.connections.append(9 + int(number * connections))
+        written.experiments.append(2 * number)
     return written
 
 
@@ -78,4 +79,29 @@ def test_the_one_that_grows_most_speaks_for_those_alike() -> None:
     written = diary(memory=0.3)
     for looks in written.processes:
         looks[3] = Look("api", 80 * 2**20, 20, 4)
-    assert leaks(written) == ["api grew from 102.1 to 111.1 MiB"]
+    assert leaks(written) == ["api grew from 102.1 to 111.1 MiB", "all together grew from 152.1 to 161.1 MiB"]
+
+
+def rays(kibibytes: float, threads: int = 0) -> Diary:
+    """One with a raylet of 16 MiB, which keeps so much of every experiment, and has more threads in the end."""
+    written = diary()
+    for looks, experiments in zip(written.processes, written.experiments, strict=True):
+        kept = int(kibibytes * experiments * 2**10)
+        looks[4] = Look("raylet", 16 * 2**20 + kept, 48, 30 + (threads if experiments > LOOKS else 0))
+    return written
+
+
+def test_rays_own_may_keep_a_little_of_every_experiment() -> None:
+    assert leaks(rays(19, threads=2)) == []
+    assert leaks(rays(22)) == ["raylet grew from 16.3 to 17.6 MiB"]
+    assert leaks(rays(19, threads=3)) == ["raylet has 33 threads, 30 when it was warm"]
+
+
+def test_of_many_kinds_the_sum_is_judged() -> None:
+    written = diary(memory=0.12)  # 4.2 %
+    for looks, experiments in zip(written.processes, written.experiments, strict=True):
+        looks[4] = Look("gcs_server", 30 * 2**20 + 100 * experiments * 2**10, 48, 30)
+    assert leaks(written) == [
+        "gcs_server grew from 31.4 to 37.2 MiB",
+        "all together grew from 182.2 to 191.6 MiB",
+    ]
