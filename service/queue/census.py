@@ -6,8 +6,9 @@ Functions take a Session.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
@@ -30,9 +31,9 @@ WAITING = {
 class Census:
     """Experiments and trials by state, archived ones too; `queued_trials` are those of experiments that may run.
 
-    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such; they and `lost_leases`
-    have those of deleted experiments. `waiting` are experiments
-    that run nothing, by the class of their reason (`WAITING`); `at_work` trials that run, by node.
+    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such; they, `lost_leases` and
+    `succeeded` have those of deleted experiments. `waiting` are experiments that run nothing, by the class of their
+    reason (`WAITING`); `at_work` trials that run, by node.
     """
 
     experiments: Mapping[ExperimentState, int]
@@ -40,6 +41,7 @@ class Census:
     queued_trials: int
     gpu_seconds: int
     lost_leases: int
+    succeeded: int
     workers: int
     nodes: Sequence[ClusterNode]
     waiting: Mapping[str, int]
@@ -94,23 +96,33 @@ def waiting_for(reason: str, *, unfit: bool) -> str:
     return next((name for name, begins in WAITING.items() if reason.startswith(begins)), "other")
 
 
-def counted(session: Session, *which: ColumnElement[bool]) -> tuple[float, int]:
-    """The GPU-seconds and the lost leases of experiments: what may never become less, as Prometheus counts it."""
+class Counted(NamedTuple):
+    """What of experiments may never become less, as Prometheus counts it: a rate over it would else have all of it."""
+
+    gpu_seconds: float
+    lost_leases: int
+    succeeded: int
+
+
+def counted(session: Session, *which: ColumnElement[bool]) -> Counted:
+    """That of these experiments."""
     gpus = Experiment.spec["resources"]["gpus"].as_float()
-    spent = select(func.sum(Tally.run_seconds * gpus)).join(Experiment, Experiment.id == Tally.experiment_id)
+    succeeded = case((Tally.state == TrialState.SUCCEEDED, Tally.trials), else_=0)
+    tallied = select(func.sum(Tally.run_seconds * gpus), func.sum(succeeded))
+    spent, trials = session.execute(tallied.join(Experiment, Experiment.id == Tally.experiment_id).where(*which)).one()
     lost = select(func.count()).select_from(Event).join(Experiment, Experiment.id == Event.experiment_id)
     lost = lost.where(Event.kind == EventKind.REAPED.value, *which)
-    return float(session.scalar(spent.where(*which)) or 0), session.scalar(lost) or 0
+    return Counted(float(spent or 0), session.scalar(lost) or 0, int(trials or 0))
 
 
-def _counted_of_deleted(session: Session, project_id: int | None) -> tuple[float, int]:
-    """The same of experiments that are deleted, as the events say that outlive them."""
-    said = Event.detail["gpu_seconds"].as_float(), Event.detail["lost_leases"].as_integer()
+def _counted_of_deleted(session: Session, project_id: int | None) -> Counted:
+    """That of experiments that are deleted, as the events say that outlive them."""
+    said = Event.detail["gpu_seconds"].as_float(), *(Event.detail[name].as_integer() for name in Counted._fields[1:])
     query = select(*map(func.sum, said)).where(Event.kind == EventKind.DELETED.value)
     if project_id is not None:
         query = query.where(Event.detail["project_id"].as_integer() == project_id)
-    spent, lost = session.execute(query).one()
-    return float(spent or 0), int(lost or 0)
+    spent, *counts = session.execute(query).one()
+    return Counted(float(spent or 0), *(int(count or 0) for count in counts))
 
 
 def take_census(session: Session, project_id: int | None = None) -> Census:
@@ -135,8 +147,7 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
             *mine,
         )
     )
-    spent, lost = counted(session, Experiment.deleted_at.is_(None), *mine)
-    spent_by_deleted, lost_by_deleted = _counted_of_deleted(session, project_id)
+    there, deleted = counted(session, Experiment.deleted_at.is_(None), *mine), _counted_of_deleted(session, project_id)
     unfit = Experiment.unfit_since.is_not(None)
     why = select(Experiment.waiting, unfit, func.count()).where(Experiment.waiting.is_not(None), *mine)
     why = why.where(Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING)))
@@ -150,8 +161,9 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
         trials=trials,
         queued_trials=int(session.scalar(waiting) or 0),
         # PostgreSQL adds up in any order: of the last digits a sum may be less than the one before.
-        gpu_seconds=round(spent + spent_by_deleted),
-        lost_leases=lost + lost_by_deleted,
+        gpu_seconds=round(there.gpu_seconds + deleted.gpu_seconds),
+        lost_leases=there.lost_leases + deleted.lost_leases,
+        succeeded=there.succeeded + deleted.succeeded,
         workers=session.scalar(seen) or 0,
         nodes=rows,
         waiting=reasons,

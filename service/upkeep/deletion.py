@@ -84,9 +84,8 @@ def mark(session: Session, experiment_id: int, who: Principal, *, force: bool = 
     experiment.archived_at = experiment.archived_at or now()  # which takes it off every board and table
     cell_scores.refresh_experiment(session, experiment.id)
     facts = {"trials": found.trials, "results": found.results, "files": found.files, "bytes": found.size}
-    spent, lost = census.counted(session, Experiment.id == experiment.id)
-    counted = {"gpu_seconds": spent, "lost_leases": lost, "project_id": experiment.project_id}
-    shown = {"shown_on": list(found.shown_on), "force": force}
+    counted = census.counted(session, Experiment.id == experiment.id)._asdict()
+    shown = {"project_id": experiment.project_id, "shown_on": list(found.shown_on), "force": force}
     events.record_deletion(session, who.name, experiment, **facts, **counted, **shown)
     session.flush()
     return _described(session, experiment)

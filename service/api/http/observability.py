@@ -101,6 +101,8 @@ class _DatabaseCollector(Collector):
         yield CounterMetricFamily("ttsv_gpu_seconds", spent, value=census.gpu_seconds)
         lost = "Experiments taken from workers that were gone."
         yield CounterMetricFamily("ttsv_lost_leases", lost, value=census.lost_leases)
+        done = "Trials that succeeded."
+        yield CounterMetricFamily("ttsv_succeeded_trials", done, value=census.succeeded)
         yield GaugeMetricFamily("ttsv_workers", "Workers heard of in the last minute.", value=census.workers)
         waiting = GaugeMetricFamily("ttsv_waiting", "Experiments that run nothing, by why.", labels=["reason"])
         for reason, count in census.waiting.items():

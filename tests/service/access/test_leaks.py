@@ -206,6 +206,7 @@ def test_metrics_count_what_is_a_project_s_own(
         "ttsv_queue_depth": (0, 1),
         "ttsv_gpu_seconds_total": (0, 30),
         "ttsv_lost_leases_total": (0, 1),
+        "ttsv_succeeded_trials_total": (0, 1),
         "ttsv_workers": (1, 1),
     }
     for project, role in (("ours", ("read",)), ("theirs", ("read",)), ("ours", ("admin",))):

@@ -26,6 +26,7 @@ from service.database import (
     Tag,
     Tally,
     Trial,
+    TrialState,
     now,
 )
 from service.database.engine import Database
@@ -252,17 +253,19 @@ class TestDeleted:
                 session.add(Event(actor="worker", kind="reaped", experiment_id=experiment.id))
             session.get_one(Experiment, number).project_id = project.id
             session.execute(update(Trial).values(run_seconds=3600.0))
+            first = select(func.min(Trial.id)).group_by(Trial.experiment_id)
+            session.execute(update(Trial).where(Trial.id.in_(first)).values(state=TrialState.SUCCEEDED))
             actions.cancel(session, number)
             return project.id
 
-        def counted() -> list[tuple[float, int]]:
+        def counted() -> list[tuple[float, int, int]]:
             with database.read() as session:
                 assert keys.usage(session, project_id).gpu_hours == pytest.approx(1.5)
                 found = take_census(session), take_census(session, project_id), take_census(session, 99)
-                return [(one.gpu_seconds, one.lost_leases) for one in found]
+                return [(one.gpu_seconds, one.lost_leases, one.succeeded) for one in found]
 
         project_id = database.write(work)
-        expected = [(10800.0, 2), (5400.0, 1), (0.0, 0)]
+        expected = [(10800.0, 2, 2), (5400.0, 1, 1), (0.0, 0, 0)]
         assert counted() == expected
         delete(database, number)
         assert counted() == expected

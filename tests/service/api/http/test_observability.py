@@ -16,7 +16,7 @@ from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
-from service.queue.census import take_census
+from service.queue.census import Counted, take_census
 from service.settings import LogFormat, Settings
 from service.settings.logs import JsonFormatter, TextFormatter, about, configure_logging
 from tests.machinery import Claim, Finish, Submit, Table
@@ -172,7 +172,7 @@ class TestMetrics:
 
     def test_a_sum_in_another_order_is_no_less(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         """Prometheus would take it for a counter that began anew."""
-        sums = iter([(0.1 + 0.2 + 0.3, 0), (0.3 + 0.2 + 0.1, 0)])
+        sums = iter([Counted(0.1 + 0.2 + 0.3, 0, 0), Counted(0.3 + 0.2 + 0.1, 0, 0)])
         monkeypatch.setattr("service.queue.census.counted", lambda *_: next(sums))
         with database.read() as session:
             assert take_census(session).gpu_seconds == take_census(session).gpu_seconds
