@@ -238,7 +238,9 @@ def main() -> int:
                     look(site, diary, len(visitor.posted))
                 time.sleep(options.pause)
                 if len(diary.processes) % 20 == 1:
-                    print(f"{time.monotonic() - began:.0f} s, {len(visitor.posted)} experiments", flush=True)
+                    held = ", ".join(f"{one.name} {one.memory / 2**20:.1f}" for one in diary.processes[-1].values())
+                    told = f"{time.monotonic() - began:.0f} s, {len(visitor.posted)} experiments"
+                    print(f"{told}; MiB: {held}", flush=True)
         database = site.database()
         with database.read() as session:
             verdict = judge(session, site.data, visitor.posted, site.notes)
