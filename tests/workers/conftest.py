@@ -15,8 +15,9 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from service.database import Artifact, ClusterNode, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.database import Artifact, Attempt, ClusterNode, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.database.engine import Database
+from service.database.experiments import ResourceSeries
 from service.experiments import store, submission
 from service.experiments.submission import Draft
 from service.queue import nodes
@@ -118,6 +119,12 @@ class Lab:
     def artifact_paths(self, trial_id: int) -> list[str]:
         with self.database.read() as session:
             return list(session.scalars(select(Artifact.path).where(Artifact.trial_id == trial_id)))
+
+    def used(self, experiment_id: int) -> list[ResourceSeries]:
+        """What attempts at its trials have told of what they use."""
+        with self.database.read() as session:
+            query = select(Attempt.resources).join(Trial).where(Trial.experiment_id == experiment_id)
+            return [series for series in session.scalars(query) if series is not None]
 
     def suggested(self, trial_id: int) -> dict[str, Any]:
         """The point that a search tried as this trial, from its event."""

@@ -1,9 +1,9 @@
 """A driver whose trials only sleep: `training.lr` is the length of an epoch in seconds.
 
-The nearer `training.weight_decay` is to 0.3 the better they are. Some seeds misbehave; trials with seeds from 2000 on
-wait until two have begun, those from 3000 on, after an epoch, for the file that `TRIALS_GATE` names. Each trial leaves
-its process id in `pid` and the epochs it trained in `trained`; the state that it trains on, in its checkpoint and at
-last its network, is a hash chain: it shows every lost or doubled epoch.
+The nearer `training.weight_decay` is to 0.3 the better they are. Some seeds misbehave, 1007 gets on within its epochs;
+trials with seeds from 2000 on wait until two have begun, those from 3000 on, after an epoch, for the file that
+`TRIALS_GATE` names. Each trial leaves its process id in `pid` and the epochs it trained in `trained`; the state that it
+trains on, in its checkpoint and at last its network, is a hash chain: it shows every lost or doubled epoch.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import ray
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from ttsv.runtime.headway import get_on
 from workers.driver.__main__ import main
 
 
@@ -47,7 +48,11 @@ def run_trial(
     for epoch in range(done + 1, config.training.epochs + 1) if source is None else ():
         while config.seed >= 3000 and epoch > 1 and not Path(os.environ["TRIALS_GATE"]).exists():
             time.sleep(0.05)
-        time.sleep(3600 if config.seed == 1004 else config.training.lr)
+        until = time.monotonic() + config.training.lr
+        while config.seed == 1007 and time.monotonic() < until:
+            time.sleep(0.05)
+            get_on()
+        time.sleep(3600 if config.seed == 1004 else max(0.0, until - time.monotonic()))
         chain = hashlib.sha256(f"{chain} {epoch}".encode()).hexdigest()
         with (folder / "trained").open("a") as file:
             file.write(f"{epoch}\n")

@@ -20,6 +20,7 @@ from ttsv.data.loading import as_pixels
 from ttsv.data.source import Arrays
 from ttsv.errors import ConfigError
 from ttsv.runtime.determinism import derived_seed
+from ttsv.runtime.headway import get_on
 
 LIBRARY = "imagecorruptions-imaug"
 SMALLEST = 32
@@ -95,6 +96,7 @@ class GeneratedCorruptions:
                 for row, (severity, number) in enumerate(np.ndindex(len(SEVERITIES), len(self.images))):
                     seed = derived_seed(self.seed, "corruption", kind, SEVERITIES[severity], number) % 2**32
                     target[row] = corrupted(self.images[number], kind, SEVERITIES[severity], seed)
+                    get_on()
                 target.flush()
             try:
                 made.rename(place)

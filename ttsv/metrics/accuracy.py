@@ -11,6 +11,7 @@ from torch.nn import functional
 from ttsv.checks import check_count
 from ttsv.data.loading import as_pixels
 from ttsv.errors import DataError, DivergedError
+from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import own_dtype
 from ttsv.spectral.network import evaluating
 
@@ -31,8 +32,11 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tenso
     device = next((parameter.device for parameter in model.parameters()), images.device)
     parts = (part.to(device) for part in torch.split(images, int(batch_size)))
     with evaluating(model):
-        # Copies: a network may write into what it is given.
-        return torch.cat([model(as_pixels(part).to(dtype, copy=True)) for part in parts])
+        logits = []
+        for part in parts:
+            logits.append(model(as_pixels(part).to(dtype, copy=True)))  # a network may write into what it is given
+            get_on()
+        return torch.cat(logits)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

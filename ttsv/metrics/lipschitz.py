@@ -12,6 +12,7 @@ from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.accuracy import check_labelled, check_logits, odds_against
 from ttsv.models.build import Normalize
+from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import in_float64, own_dtype
 from ttsv.spectral.network import evaluating
 
@@ -145,6 +146,7 @@ class _Search:
 
     def moved(self, steps: Tensor) -> Tensor:
         """The logits after steps (count, channels, ...)."""
+        get_on()
         logits: Tensor = self.model(self.pixels + self.scale * steps)
         return logits
 

@@ -11,6 +11,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Split
 from ttsv.runtime.determinism import derived_generator, epoch_order
+from ttsv.runtime.headway import get_on
 
 _ROOM = 0.5
 """The share of a GPU's free memory that images may take: the rest is for the network and its activations."""
@@ -63,10 +64,13 @@ def whole(split: Split, size: int) -> Iterator[Tensor]:
     """All images in their order, `size` at a time, where the labels are."""
     device = split.labels.device
     if split.images.device == device:
-        yield from torch.split(split.images, size)
-        return
-    parts = torch.split(torch.arange(len(split.images)), size)
-    yield from (part.to(device, non_blocking=True) for part in _gathered(split.images, parts, device))
+        images: Iterator[Tensor] = iter(torch.split(split.images, size))
+    else:
+        parts = torch.split(torch.arange(len(split.images)), size)
+        images = (part.to(device, non_blocking=True) for part in _gathered(split.images, parts, device))
+    for batch in images:
+        yield batch
+        get_on()
 
 
 def _gathered(images: Tensor, parts: tuple[Tensor, ...], device: torch.device) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ from ttsv.results import EpochMetrics
 from ttsv.runtime.determinism import derived_seed, deterministic_algorithms, random_state
 from ttsv.runtime.devices import measured_convolutions
 from ttsv.runtime.failures import known_failures
+from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import full_precision, training_precision
 from ttsv.training.checkpoint import Checkpoints, load_weights, restore_weights
 from ttsv.training.feed import batches, place, whole
@@ -137,6 +138,7 @@ def fit(
                     constraint.project(model, step + 1)
                 watch.after_projection(step + 1)
                 run.average()
+                get_on()
             train_loss, train_accuracy = (totals / count).tolist()
             seconds, constraint_seconds = time.perf_counter() - started, run.constraint_time.read()
             if device.type == "cuda" and progress.epoch == begun and progress.epoch + 1 < training.epochs:

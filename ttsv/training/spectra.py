@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ttsv.constraints import Constraint
 from ttsv.constraints.protocol import projects_after
 from ttsv.results import SPECTRUM_SHARES, LayerSpectrum
+from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import full_precision
 from ttsv.spectral.network import layer_input_sizes, layer_singular_values, spectral_layers
 from ttsv.spectral.symbol import Size
@@ -92,11 +93,11 @@ class SpectraWatch:
     @full_precision()
     def _quantiles(self, times: Sequence[Mapping[str, nn.Module]]) -> list[list[tuple[float, ...]]]:
         """By time and layer."""
-        taken = [
-            quantiles(layer_singular_values(layer, self._sizes[name])).double()
-            for layers in times
-            for name, layer in layers.items()
-        ]
+        taken = []
+        for layers in times:
+            for name, layer in layers.items():
+                taken.append(quantiles(layer_singular_values(layer, self._sizes[name])).double())
+                get_on()
         rows = [tuple(row) for row in torch.stack(taken).tolist()]
         each = len(self._sizes)
         return [rows[index * each : (index + 1) * each] for index in range(len(times))]

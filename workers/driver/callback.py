@@ -77,10 +77,11 @@ class TuneCallback(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """A process was found for the trial."""
-        trial_id = job_of(trial).trial_id
+        job = job_of(trial)
+        trial_id = job.trial_id
         logger.info("trial %d begins", trial_id)
         self._began(trial_id)
-        self._watchdog.began(trial_id, trial.temporary_state.ray_actor)
+        self._watchdog.began(trial_id, trial.temporary_state.ray_actor, job)
         self._recorder.started(trial_id)
 
     def on_trial_result(

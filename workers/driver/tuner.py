@@ -24,11 +24,13 @@ from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, PLACE_SECONDS, Feed
 from workers.driver.hanging import ended_if_hung
 from workers.driver.recorder import Recorder
+from workers.driver.signs import SignReader
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Verdict, Watchdog
 from workers.node.depot.home import Home
 from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
+from workers.trial_process.signs import signs
 from workers.trial_process.trainable import COMPARED_EPOCH, Reservation, TrialTrainable
 
 _ENVIRONMENT = {
@@ -97,6 +99,10 @@ class Passes:
             self._watchdog = Watchdog(work.spec.timeout_seconds, work.spec.hung_after, self._judge)
             self._watchdog.allow(*self._allowed)
         self._watchdog.start()
+        shelf = signs()
+        reader = None if shelf is None else SignReader(self._watchdog, shelf, self._recorder.reported)
+        if reader is not None:
+            reader.start()
         storage = work.home.storage
         stored = None if storage is None else Verification(open_storage(storage), self._recorder)
         try:
@@ -104,6 +110,8 @@ class Passes:
                 self._tuner(work, self._watchdog, stored).fit()
         finally:
             self._watchdog.close()
+            if reader is not None:
+                reader.close()
             if stored is not None:
                 stored.close()
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -14,12 +14,15 @@ import ray
 
 from service.database.experiments import Pace
 from service.queue.attempts import hung_seconds
+from workers.trial_process.messages import Job
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 YIELD_SECONDS = 8.0
 """A trial that is to give way does so after its next report, which follows a checkpoint, but no later than this."""
+MOST_STEP = 5.0
+"""So much of the time between two looks counts at most: for longer this machine, or its container, stood still."""
 
 
 class Verdict(Enum):
@@ -32,10 +35,15 @@ class Verdict(Enum):
 
 @dataclass
 class _Attempt:
+    """When it `began`, `reported` last, and was `heard` of, by a report or by a sign of life, whose `headway` it is."""
+
     actor: Any
+    job: Job | None
+    began: float
+    reported: float
+    heard: float
     node: str | None = None
-    began: float = field(default_factory=time.monotonic)
-    heard: float = field(default_factory=time.monotonic)
+    headway: int | None = None
     longest_pause: float = 0.0
     yields_at: float | None = None
 
@@ -54,6 +62,7 @@ class Watchdog:
         self._running: dict[int, _Attempt] = {}
         self._killed: set[int] = set()
         self._most, self._staying = sys.maxsize, dict[str, int]()
+        self._moment, self._counted = time.monotonic(), 0.0
         self._lock = threading.Lock()
         self._over = threading.Event()
 
@@ -65,11 +74,12 @@ class Watchdog:
         """Ends the timer."""
         self._over.set()
 
-    def began(self, trial_id: int, actor: Any) -> None:
-        """A process (Ray's handle of its actor) works on the trial."""
+    def began(self, trial_id: int, actor: Any, job: Job | None = None) -> None:
+        """A process (Ray's handle of its actor) works on the trial; `job` tells this attempt from others."""
         with self._lock:
             self._killed.discard(trial_id)
-            self._running[trial_id] = _Attempt(actor)
+            now = self._now()
+            self._running[trial_id] = _Attempt(actor, job, began=now, reported=now, heard=now)
             self._choose()  # it may have been handed out before fewer might run
 
     def heard(self, trial_id: int, node: str | None = None) -> None:
@@ -78,9 +88,9 @@ class Watchdog:
             attempt = self._running.get(trial_id)
             if attempt is None:
                 return
-            now = time.monotonic()
-            attempt.longest_pause = max(attempt.longest_pause, now - attempt.heard)
-            attempt.heard = now
+            now = self._now()
+            attempt.longest_pause = max(attempt.longest_pause, now - attempt.reported)
+            attempt.reported = attempt.heard = now
             if node is not None and node != attempt.node:
                 attempt.node = node
                 self._choose()
@@ -88,14 +98,40 @@ class Watchdog:
         if yields:
             self._end(trial_id, Verdict.YIELD, 0.0)
 
-    def pace(self, trial_id: int) -> Pace:
-        """How the trial's reports come, if it reports now: by this it is judged, and others can say so."""
-        now = time.monotonic()
+    def running(self) -> dict[int, Job | None]:
+        """The jobs that are at work, by trial."""
         with self._lock:
+            return {trial_id: attempt.job for trial_id, attempt in self._running.items()}
+
+    def silence(self, trial_id: int) -> float:
+        """For how many seconds nothing was heard of the trial; 0 where it does not run."""
+        with self._lock:
+            attempt = self._running.get(trial_id)
+            return 0.0 if attempt is None else self._now() - attempt.heard
+
+    def got_on(self, trial_id: int, headway: int) -> bool:
+        """The trial has got on so often; whether that is news, and a sign of life. None gives way upon it.
+
+        What was done since the last report is in no checkpoint yet.
+        """
+        with self._lock:
+            attempt = self._running.get(trial_id)
+            if attempt is None or attempt.headway == headway:
+                return False
+            attempt.headway, attempt.heard = headway, self._now()
+            return True
+
+    def pace(self, trial_id: int, *, reports: bool = True) -> Pace:
+        """How the trial's reports come, if it `reports` now: by this it is judged, and others can say so.
+
+        Else it is a sign of life that came now, which ends no pause.
+        """
+        with self._lock:
+            now = self._now()
             attempt = self._running.get(trial_id)
             if attempt is None:  # it was killed just now
                 return {"reported": 0.0, "longest_pause": 0.0}
-            longest = max(attempt.longest_pause, now - attempt.heard)
+            longest = max(attempt.longest_pause, now - attempt.reported if reports else 0.0)
             return {"reported": round(now - attempt.began, 1), "longest_pause": round(longest, 1)}
 
     def ended(self, trial_id: int) -> bool:
@@ -132,7 +168,7 @@ class Watchdog:
             elif places[attempt.node] > 0:
                 places[attempt.node] -= 1
                 stay.append(attempt)
-        latest = time.monotonic() + YIELD_SECONDS
+        latest = self._now() + YIELD_SECONDS
         for attempt in newest_last:
             goes = not any(attempt is one for one in stay[: self._most])
             attempt.yields_at = (attempt.yields_at or latest) if goes else None
@@ -144,8 +180,8 @@ class Watchdog:
 
     def _verdicts(self) -> list[tuple[int, Verdict, float]]:
         found = []
-        now = time.monotonic()
         with self._lock:
+            now = self._now()
             for trial_id, attempt in self._running.items():
                 hung = hung_seconds(self._hung_after, attempt.longest_pause)
                 if self._timeout is not None and now - attempt.began > self._timeout:
@@ -155,6 +191,13 @@ class Watchdog:
                 elif attempt.yields_at is not None and now > attempt.yields_at:
                     found.append((trial_id, Verdict.YIELD, 0.0))
         return found
+
+    def _now(self) -> float:
+        """The seconds that were counted until now: what a paused container's clock goes on by is not among them."""
+        moment = time.monotonic()
+        self._counted += min(moment - self._moment, MOST_STEP)
+        self._moment = moment
+        return self._counted
 
     def _end(self, trial_id: int, verdict: Verdict, seconds: float) -> None:
         attempt = self._condemn(trial_id)

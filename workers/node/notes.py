@@ -78,8 +78,8 @@ def host_of(name: str) -> str:
     return name.rsplit("-", 2)[0]
 
 
-class _Shelf(Generic[_Note]):
-    """Notes of one kind, by name."""
+class Shelf(Generic[_Note]):
+    """Notes of one kind, by name; `client` is Ray's of its head."""
 
     def __init__(self, client: Any, kind: type[_Note], prefix: str) -> None:
         self._client, self._prefix = client, prefix.encode()
@@ -120,9 +120,9 @@ class Notes:
         from ray._raylet import GcsClient  # type: ignore[attr-defined] # which its stubs leave out
 
         self.client = GcsClient(address=address)
-        self.heads = _Shelf(self.client, HeadNote, "head/")
-        self.nodes = _Shelf(self.client, NodeNote, "node/")
-        self.refused = _Shelf(self.client, NodeNote, "refused/")
+        self.heads = Shelf(self.client, HeadNote, "head/")
+        self.nodes = Shelf(self.client, NodeNote, "node/")
+        self.refused = Shelf(self.client, NodeNote, "refused/")
 
 
 def misfits(

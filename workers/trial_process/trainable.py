@@ -50,6 +50,7 @@ from workers.trial_process.messages import (
     TuneConfig,
 )
 from workers.trial_process.resources import Sampler
+from workers.trial_process.signs import SignsOfLife, signs
 from workers.trial_process.trial_folder import Furthest, Journal, manifest, require_room
 from workers.trial_process.trial_log import trial_log
 from workers.trial_process.workplace import Workplace, workplace
@@ -224,6 +225,7 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
         workplace(job, data_dir, home) as place,
         trial_log(place.folder / LOG),
         Sampler() as sampler,
+        SignsOfLife(job, sampler, signs()),
         closing(_told(job, run, config, place, pause)) as told,
     ):
         logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)

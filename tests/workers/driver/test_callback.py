@@ -14,7 +14,7 @@ import pytest
 from service.database.experiments import Pace
 from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
-from workers.driver.callback import TuneCallback, reason_of
+from workers.driver.callback import TuneCallback, job_of, reason_of
 from workers.trial_process.messages import (
     NOT_TAKEN,
     EpochReport,
@@ -202,7 +202,7 @@ def test_every_word_but_the_last_is_heard() -> None:
     callback, trial = TuneCallback(both.recorder, both.watchdog, Path()), tunes_trial()
     callback.on_trial_start(0, [], trial)
     assert both.mock_calls == [
-        call.watchdog.began(7, trial.temporary_state.ray_actor),
+        call.watchdog.began(7, trial.temporary_state.ray_actor, job_of(trial)),
         call.recorder.started(7),
     ]
     epoch = EpochReport([made_epoch(1)])

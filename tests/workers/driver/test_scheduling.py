@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,6 +132,20 @@ def test_a_lost_trial_runs_again_before_new_ones_begin(quick_lab: Lab) -> None:
     trained = [int(line) for line in file.read_text().split()]
     assert sorted(set(trained)) == [1, 2, 3, 4]
     assert len(trained) <= 5, "no more than the epoch whose checkpoint was not written yet"
+
+
+@pytest.mark.deep
+def test_a_trial_whose_epoch_takes_longer_lives_as_long_as_it_gets_on(quick_lab: Lab) -> None:
+    """WRN-16-10 takes more than an hour for an epoch of CIFAR on a CPU. What it uses meanwhile is told, too."""
+    experiment_id = quick_lab.post([1007], epochs=1, seconds=45, hung_after=15)
+    quick_lab.start_worker()
+    quick_lab.wait_for(lambda: quick_lab.trials(experiment_id)[0].state == "running", 120)
+    began = time.monotonic()
+    quick_lab.wait_for(lambda: quick_lab.used(experiment_id), 44)
+    assert time.monotonic() - began < 44, "before its epoch ended"
+    quick_lab.wait_until_final(experiment_id)
+    (trial,) = quick_lab.trials(experiment_id)
+    assert (trial.state, trial.attempts, trial.deaths) == ("succeeded", 1, 0)
 
 
 @pytest.mark.deep

@@ -133,14 +133,47 @@ def test_the_pace_is_that_by_which_it_is_judged(killer: Killer) -> None:
     watchdog.began(1, "actor 1")
     attempt = watchdog._running[1]
     attempt.began -= 1000
-    attempt.heard -= 400
+    attempt.reported -= 400
     assert watchdog.pace(1) == {"reported": 1000.0, "longest_pause": 400.0}
     watchdog.heard(1)
-    attempt.heard -= 90
+    attempt.reported -= 90
     assert watchdog.pace(1) == {"reported": 1000.0, "longest_pause": 400.0}
     watchdog.began(1, "actor 2")
     assert watchdog.pace(1) == {"reported": 0.0, "longest_pause": 0.0}
     assert watchdog.pace(2) == {"reported": 0.0, "longest_pause": 0.0}
+
+
+def test_a_sign_of_life_is_no_report(killer: Killer) -> None:
+    """It keeps a trial from being killed, but ends no pause, and none gives way upon it: no checkpoint follows it."""
+    watchdog = killer.watchdog(hung_after=0.5)
+    watchdog.began(1, "actor 1")
+    watchdog.allow(0)
+    until, headway = time.monotonic() + 1, 0
+    while time.monotonic() < until:
+        headway += 1
+        assert watchdog.got_on(1, headway)
+        time.sleep(0.02)
+    assert killer.said == []
+    assert watchdog.silence(1) < 0.5
+    assert watchdog.pace(1, reports=False)["longest_pause"] == 0
+    assert watchdog.pace(1)["longest_pause"] >= 1
+    assert not watchdog.got_on(1, headway), "it got no further"
+    eventually(lambda: killer.killed)
+    assert killer.said == [(1, Verdict.HUNG, 0.5)]
+    assert not watchdog.got_on(1, headway + 1), "it does not run any more"
+
+
+def test_nothing_is_held_against_a_trial_while_the_machine_stood_still(killer: Killer) -> None:
+    """As in a container that was paused for an hour: the clock that goes on meanwhile counts no working time."""
+    watchdog = killer.watchdog(timeout=60, hung_after=30)
+    watchdog.began(1, "actor 1")
+    for _ in range(3):
+        with watchdog._lock:
+            watchdog._moment -= 3600
+        time.sleep(0.05)
+    assert killer.said == []
+    assert 15 <= watchdog.silence(1) < 25
+    assert watchdog.pace(1)["reported"] < 25
 
 
 def test_a_new_attempt_is_measured_anew(killer: Killer) -> None:

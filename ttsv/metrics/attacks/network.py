@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from ttsv.errors import ConfigError
 from ttsv.runtime.determinism import random_state
+from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import own_dtype
 from ttsv.spectral.network import evaluating
 
@@ -30,6 +31,7 @@ class AttackedNetwork:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of the images (count, channels, height, width)."""
+        get_on()
         # Each operation counts: a pass of a small network through one image takes less than a millisecond.
         logits: Tensor = self.model(images if images.dtype is self._dtype else images.to(self._dtype))
         if logits.ndim != 2 or len(logits) != len(images):
