@@ -15,6 +15,7 @@ from ttsv.errors import (
     OutOfMemoryError,
     TrialError,
 )
+from ttsv.runtime.memory import free_memory, memory_share
 
 SINGLE_VALUE = "Expected more than 1 value per channel when training"
 """What torch's batch norm says of an image alone of which it sees one pixel."""
@@ -113,9 +114,9 @@ def first_line(error: Exception) -> str:
 
 
 def _nearly_full() -> bool:
-    """Whether the current GPU has less than a sixteenth of its memory free; False where it cannot say."""
+    """Whether less than a sixteenth of this process's share of the current GPU is left; False where it cannot say."""
+    device = torch.device("cuda")
     try:
-        free, total = torch.cuda.mem_get_info()
+        return free_memory(device) < memory_share(device) / 16
     except (RuntimeError, AssertionError):
         return False
-    return free < total / 16
