@@ -12,6 +12,7 @@ from ttsv.errors import (
     ConfigError,
     DivergedError,
     LostDeviceError,
+    MachineMemoryError,
     OutOfMemoryError,
     TrialError,
 )
@@ -31,11 +32,13 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         yield
     except TrialError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the trial does not fit the device: {error}") from error
+    except MemoryError as error:
+        raise MachineMemoryError(f"the trial does not fit the machine's memory: {error}") from error
     except (RuntimeError, ValueError) as error:
-        if "DefaultCPUAllocator" in str(error):
-            raise OutOfMemoryError(f"the trial does not fit the machine's memory: {error}") from error
+        if _NO_MACHINE_MEMORY.search(str(error)):
+            raise MachineMemoryError(f"the trial does not fit the machine's memory: {error}") from error
         if (failure := _device_failure(error)) is not None:
             raise failure from error
         if SINGLE_VALUE in str(error):
@@ -49,6 +52,7 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         raise
 
 
+_NO_MACHINE_MEMORY = re.compile("DefaultCPUAllocator|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 _NO_MEMORY = re.compile(
     r"CUDA (driver )?error: out of memory|CU\w+_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUDA ran out of memory outside PyTorch's allocator"

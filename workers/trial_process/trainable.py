@@ -26,6 +26,7 @@ from ttsv.errors import (
     DeviceError,
     DivergedError,
     LostDeviceError,
+    MachineMemoryError,
     OutOfMemoryError,
     TrialError,
 )
@@ -197,11 +198,11 @@ class TrialTrainable(tune.Trainable):
                 time.sleep(HINDERED_SECONDS)  # nothing is held against the trial, which may meet the card again
             raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
         except OutOfMemoryError as error:
-            if self._shared:
+            if self._shared and not isinstance(error, MachineMemoryError):
                 return CrowdedReport(f"{error}{self._shared}")
             return FailureReport(error.failure, str(error))
         except MemoryError:
-            return FailureReport("oom", "the trial does not fit into the machine's memory")
+            return FailureReport("oom", "the trial does not fit the machine's memory")
         except Exception as error:
             if trouble_of(error) is not None:
                 time.sleep(HINDERED_SECONDS)

@@ -6,6 +6,7 @@ from ttsv.errors import (
     ConfigError,
     DeviceError,
     LostDeviceError,
+    MachineMemoryError,
     OutOfMemoryError,
     TrialError,
 )
@@ -31,13 +32,21 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
         *(
             (RuntimeError(says), OutOfMemoryError, "does not fit the device")
             for says in (
-                "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
                 "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
                 "CUDA driver error: out of memory",
                 "CUDA ran out of memory outside PyTorch's allocator. If this workload uses many dynamic shapes",
             )
         ),
-        (MemoryError(), OutOfMemoryError, "does not fit the device"),
+        *(
+            (error, MachineMemoryError, "does not fit the machine's memory")
+            for error in (
+                MemoryError("Unable to allocate 2 GiB"),
+                RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+                ),
+                RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+            )
+        ),
         (ACCELERATOR(f"CUDA error: device-side assert triggered{ADVICE}"), BrokenContextError, "CUDA_LAUNCH_BLOCKING"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), BrokenContextError, "another process"),
         (

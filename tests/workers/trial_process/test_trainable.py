@@ -21,7 +21,14 @@ import pytest
 
 from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceError, OutOfMemoryError
+from ttsv.errors import (
+    BrokenContextError,
+    DataError,
+    DeviceError,
+    LostDeviceError,
+    MachineMemoryError,
+    OutOfMemoryError,
+)
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import (
     NOT_TAKEN,
@@ -351,6 +358,17 @@ def test_too_little_memory_on_a_shared_card_is_another_thing_than_on_one_of_its_
     trainable.setup(config(tmp_path, raising(OutOfMemoryError("too large")), alone=alone) | {"gpus": gpus})
     _, final = reports(trainable)
     assert final == expected
+    trainable.cleanup()
+
+
+def test_too_little_memory_of_the_machine_is_no_crowd_on_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the card to itself the trial would lack it again."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, raising(MachineMemoryError("too large"))) | {"gpus": 0.25})
+    assert reports(trainable)[-1] == FailureReport("oom", "too large")
     trainable.cleanup()
 
 
