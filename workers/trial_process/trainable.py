@@ -228,6 +228,11 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
         closing(_told(job, run, config, place, pause)) as told,
     ):
         logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
+        if gpus:
+            import torch  # here, as drivers import this module
+
+            if not torch.cuda.is_available():
+                logger.warning("the trial reserves a GPU, and torch sees none: it computes on the processor")
         try:
             for report in told:
                 if (series := sampler.series(at_once=isinstance(report, ResultReport))) is not None:

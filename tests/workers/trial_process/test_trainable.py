@@ -458,6 +458,30 @@ def test_it_says_where_it_runs_before_all_else(
     assert (said().host, said().node) == (host, "c6416f7231edaf7b"), "whatever Ray says, the trial runs"
 
 
+@pytest.mark.parametrize(
+    ("reserved", "there", "told"), [(["0"], False, True), (["0"], True, False), ([], False, False)]
+)
+def test_its_log_says_where_a_gpu_is_reserved_and_none_is_seen(
+    trainable: TrialTrainable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reserved: list[str],
+    there: bool,
+    told: bool,
+) -> None:
+    """As where a worker's TTSV_WORKER_GPUS was believed: without a word it would compute on the processor."""
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": reserved}, get_node_id=lambda: "c6416f7231edaf7b")
+    monkeypatch.setattr("workers.trial_process.trainable.ray.is_initialized", lambda: True)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.get_runtime_context", lambda: context)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.nodes", list)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    trainable.reset_config(config(tmp_path, good))
+    while not trainable.step()["done"]:
+        pass
+    warning = "WARNING the trial reserves a GPU, and torch sees none: it computes on the processor"
+    assert (warning in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()) == told
+
+
 @pytest.mark.parametrize(("seconds", "told"), [(0, [1, 2, 3]), (60, [1])])
 def test_an_evaluation_that_gets_on_says_so_now_and_then(
     trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, told: list[int]
