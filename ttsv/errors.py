@@ -49,6 +49,10 @@ class OutOfMemoryError(TrialError):
     failure = "oom"
 
 
+class MachineMemoryError(OutOfMemoryError):
+    """The trial does not fit the machine's memory: a card with more room would not help it."""
+
+
 class DeviceError(TrialError):
     """The GPU, or this process's part of it, can no longer be used.
 

@@ -38,7 +38,8 @@ def _idle_gpus(database: Database, spec: ExperimentSpec) -> list[str]:
         return []
     with database.read() as session:
         gpus = nodes.gpus_there(session)
-    idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {gpus:g} GPUs"
+    there = f"{gpus:g} GPU{'s' * (gpus != 1)}"
+    idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {there}"
     return [f"{idle}; reserve 1 or a fraction of one"] if gpus else []
 
 

@@ -9,9 +9,10 @@ from typing import Protocol, TypeVar
 from sqlalchemy import ColumnElement, and_, delete, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
-from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, now
+from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, Worker, now
 from service.database.engine import upsert
 from service.queue.cluster import GPUS, Machine, Node, machine_as_json, machine_from_json, named
+from service.queue.leases import HEARD_WITHIN
 from service.queue.shares import Amount
 from service.specs.spec import Resources
 from service.specs.states import NodeState
@@ -194,8 +195,13 @@ def needs_of(session: Session, experiments: Collection[int]) -> dict[int, Amount
 
 
 def gpus_there(session: Session) -> float:
-    """GPUs of all nodes that are there and fit."""
-    return float(session.scalar(select(func.sum(ClusterNode.gpus)).where(*_there())) or 0)
+    """GPUs of all nodes that are there and fit, or of all workers that are there, whichever are more.
+
+    A worker says what it offers before its cluster is up and has nodes.
+    """
+    of_nodes = session.scalar(select(func.sum(ClusterNode.gpus)).where(*_there()))
+    of_workers = session.scalar(select(func.sum(Worker.gpus)).where(Worker.seen_at >= now() - HEARD_WITHIN))
+    return float(max(of_nodes or 0, of_workers or 0))
 
 
 def smallest_card(session: Session) -> float | None:

@@ -12,9 +12,11 @@ from ttsv.errors import (
     ConfigError,
     DivergedError,
     LostDeviceError,
+    MachineMemoryError,
     OutOfMemoryError,
     TrialError,
 )
+from ttsv.runtime.memory import free_memory, memory_share
 
 SINGLE_VALUE = "Expected more than 1 value per channel when training"
 """What torch's batch norm says of an image alone of which it sees one pixel."""
@@ -30,11 +32,13 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         yield
     except TrialError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the trial does not fit the device: {error}") from error
+    except MemoryError as error:
+        raise MachineMemoryError(f"the trial does not fit the machine's memory: {error}") from error
     except (RuntimeError, ValueError) as error:
-        if "DefaultCPUAllocator" in str(error):
-            raise OutOfMemoryError(f"the trial does not fit the machine's memory: {error}") from error
+        if _NO_MACHINE_MEMORY.search(str(error)):
+            raise MachineMemoryError(f"the trial does not fit the machine's memory: {error}") from error
         if (failure := _device_failure(error)) is not None:
             raise failure from error
         if SINGLE_VALUE in str(error):
@@ -48,6 +52,7 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         raise
 
 
+_NO_MACHINE_MEMORY = re.compile("DefaultCPUAllocator|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 _NO_MEMORY = re.compile(
     r"CUDA (driver )?error: out of memory|CU\w+_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUDA ran out of memory outside PyTorch's allocator"
@@ -113,9 +118,9 @@ def first_line(error: Exception) -> str:
 
 
 def _nearly_full() -> bool:
-    """Whether the current GPU has less than a sixteenth of its memory free; False where it cannot say."""
+    """Whether less than a sixteenth of this process's share of the current GPU is left; False where it cannot say."""
+    device = torch.device("cuda")
     try:
-        free, total = torch.cuda.mem_get_info()
+        return free_memory(device) < memory_share(device) / 16
     except (RuntimeError, AssertionError):
         return False
-    return free < total / 16

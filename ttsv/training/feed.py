@@ -12,6 +12,7 @@ from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Split
 from ttsv.runtime.determinism import derived_generator, epoch_order
 from ttsv.runtime.headway import get_on
+from ttsv.runtime.memory import free_memory
 
 _ROOM = 0.5
 """The share of a GPU's free memory that images may take: the rest is for the network and its activations."""
@@ -25,14 +26,6 @@ def place(split: Split, device: torch.device) -> Split:
     if device.type == "cuda" and images.nbytes > _ROOM * free_memory(device):
         return Split(images, labels.to(device))
     return split.to(device)
-
-
-def free_memory(device: torch.device) -> float:
-    """Bytes of a GPU's memory that this process may still take."""
-    free, total = torch.cuda.mem_get_info(device)
-    number = torch.cuda.current_device() if device.index is None else device.index
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(number)  # from torch 2.10 on
-    return min(free, share * total - torch.cuda.memory_reserved(device))
 
 
 def batches(train: Split, config: TrialConfig, epoch: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:

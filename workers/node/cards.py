@@ -35,7 +35,7 @@ class Cards:
         """Books so many cards of those that `environment` shows, all that are free where it does not matter.
 
         Raises `UserError` where fewer are free than are wanted. Where none is known and none is hidden, `wanted` is
-        believed.
+        believed, with a warning.
         """
         self._sockets: list[socket.socket] = []
         self._locks: list[int] = []
@@ -49,6 +49,13 @@ class Cards:
             )
         if not visible or not sys.platform.startswith("linux"):
             self.count = len(visible) if wanted is None else wanted
+            if not visible and wanted:
+                logger.warning(
+                    "TTSV_WORKER_GPUS = %d is believed, though this machine lists no GPU: where it has none, trials "
+                    "that reserve one compute on the processor; run `ttsv doctor`, load the driver, or leave "
+                    "TTSV_WORKER_GPUS out",
+                    wanted,
+                )
             return
         most = len(visible) if wanted is None else wanted
         self._devices = card_devices() if most else {}

@@ -26,6 +26,7 @@ from ttsv.errors import (
     DeviceError,
     DivergedError,
     LostDeviceError,
+    MachineMemoryError,
     OutOfMemoryError,
     TrialError,
 )
@@ -198,11 +199,11 @@ class TrialTrainable(tune.Trainable):
                 time.sleep(HINDERED_SECONDS)  # nothing is held against the trial, which may meet the card again
             raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
         except OutOfMemoryError as error:
-            if self._shared:
+            if self._shared and not isinstance(error, MachineMemoryError):
                 return CrowdedReport(f"{error}{self._shared}")
             return FailureReport(error.failure, str(error))
         except MemoryError:
-            return FailureReport("oom", "the trial does not fit into the machine's memory")
+            return FailureReport("oom", "the trial does not fit the machine's memory")
         except Exception as error:
             if trouble_of(error) is not None:
                 time.sleep(HINDERED_SECONDS)
@@ -229,6 +230,11 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
         closing(_told(job, run, config, place, pause)) as told,
     ):
         logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
+        if gpus:
+            import torch  # here, as drivers import this module
+
+            if not torch.cuda.is_available():
+                logger.warning("the trial reserves a GPU, and torch sees none: it computes on the processor")
         try:
             for report in told:
                 if (series := sampler.series(at_once=isinstance(report, ResultReport))) is not None:

@@ -1,12 +1,14 @@
 """What is said of a spec that is looked at or posted: what is lacking where its trials would run."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
-from service.database import Trial
+from service.database import ClusterNode, Trial, Worker, now
 from service.database.engine import Database
 from service.queue import leases, nodes
 from service.queue.cluster import Machine, Node, Versions
@@ -45,6 +47,31 @@ def test_bf16_is_warned_of_where_no_worker_has_instructions_for_it(api: TestClie
     assert said({**spec, "resources": {"cpus": 1, "gpus": 1}}) == []
     greet("new", True)
     assert said(spec) == []
+
+
+def test_idle_gpus_are_warned_of_before_a_worker_has_nodes(api: TestClient, database: Database) -> None:
+    """Its cluster takes a while to start; then its nodes have the same GPUs, or more."""
+
+    def idle() -> list[str]:
+        found: list[str] = api.post("/v1/experiments?dry_run=true", json=SPEC).json()["warnings"]
+        return [text.partition(";")[0].partition("though ")[2] for text in found]
+
+    def greet(name: str, gpus: int) -> None:
+        database.write(lambda session: leases.greet(session, name, 2, gpus, True))
+
+    greet("cpus", 0)
+    assert idle() == []
+    greet("one", 1)
+    assert idle() == ["the nodes have 1 GPU"]
+    greet("two", 2)
+    assert idle() == ["the nodes have 3 GPUs"]
+    seen = [Node(host * 56, host, "10.0.0.1", 8, gpus, 64) for host, gpus in (("a", 3), ("b", 1))]
+    database.write(lambda session: nodes.record(session, "two", seen))
+    assert idle() == ["the nodes have 4 GPUs"], "what a worker offers is in its nodes"
+    database.write(lambda session: session.execute(update(ClusterNode).values(seen_at=now() - timedelta(minutes=2))))
+    assert idle() == ["the nodes have 3 GPUs"]
+    database.write(lambda session: session.execute(update(Worker).values(seen_at=now() - timedelta(minutes=2))))
+    assert idle() == [], "workers that were killed offer nothing"
 
 
 def test_what_is_made_of_an_experiment_is_warned_of_as_it_was(

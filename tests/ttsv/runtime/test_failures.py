@@ -6,6 +6,7 @@ from ttsv.errors import (
     ConfigError,
     DeviceError,
     LostDeviceError,
+    MachineMemoryError,
     OutOfMemoryError,
     TrialError,
 )
@@ -31,13 +32,21 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
         *(
             (RuntimeError(says), OutOfMemoryError, "does not fit the device")
             for says in (
-                "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
                 "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
                 "CUDA driver error: out of memory",
                 "CUDA ran out of memory outside PyTorch's allocator. If this workload uses many dynamic shapes",
             )
         ),
-        (MemoryError(), OutOfMemoryError, "does not fit the device"),
+        *(
+            (error, MachineMemoryError, "does not fit the machine's memory")
+            for error in (
+                MemoryError("Unable to allocate 2 GiB"),
+                RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+                ),
+                RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+            )
+        ),
         (ACCELERATOR(f"CUDA error: device-side assert triggered{ADVICE}"), BrokenContextError, "CUDA_LAUNCH_BLOCKING"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), BrokenContextError, "another process"),
         (
@@ -90,12 +99,26 @@ def test_what_a_gpu_says_is_a_class_of_failure(error: Exception, kind: type[Tria
 @pytest.mark.parametrize(
     "says", ["GET was unable to find an engine to execute this computation", "CUBLAS_STATUS_NOT_INITIALIZED"]
 )
-@pytest.mark.parametrize("free", [0, 1 << 33])
+@pytest.mark.parametrize(
+    ("free", "share", "kept", "kind"),
+    [
+        (0, 1.0, 0, OutOfMemoryError),
+        (1 << 33, 1.0, 0, RuntimeError),
+        (14 << 30, 0.125, 1_950 << 20, OutOfMemoryError),
+        (14 << 30, 0.125, 1_900 << 20, RuntimeError),
+        (100 << 20, 0.125, 0, OutOfMemoryError),
+    ],
+    ids=["full card", "free card", "share used up", "share not used up", "card filled by others"],
+)
 def test_what_has_no_workspace_lacks_memory_where_there_is_little(
-    monkeypatch: pytest.MonkeyPatch, says: str, free: int
+    monkeypatch: pytest.MonkeyPatch, says: str, free: int, share: float, kept: int, kind: type[Exception]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 34))
-    with pytest.raises(RuntimeError if free else OutOfMemoryError, match=says), known_failures():
+    """Of a card of 16 GiB, or of a process's share of it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free, 1 << 34))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: kept)
+    with pytest.raises(kind, match=says), known_failures():
         raise RuntimeError(says)
 
 

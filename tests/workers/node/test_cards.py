@@ -152,11 +152,14 @@ def test_a_process_that_is_killed_gives_its_cards_back(cards: list[str]) -> None
     booked.close()
 
 
-def test_where_no_driver_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_driver_says_what_there_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks for GPUs is believed, and told what becomes of trials where there are none."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert Cards(None, os.environ).count == 0
+    assert [Cards(wanted, os.environ).count for wanted in (None, 0)] == [0, 0]
+    assert not caplog.messages
     assert [Cards(3, os.environ).count, Cards(3, os.environ).count] == [3, 3]
+    assert "TTSV_WORKER_GPUS = 3 is believed, though this machine lists no GPU" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])

@@ -21,7 +21,14 @@ import pytest
 
 from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceError, OutOfMemoryError
+from ttsv.errors import (
+    BrokenContextError,
+    DataError,
+    DeviceError,
+    LostDeviceError,
+    MachineMemoryError,
+    OutOfMemoryError,
+)
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import (
     NOT_TAKEN,
@@ -354,6 +361,17 @@ def test_too_little_memory_on_a_shared_card_is_another_thing_than_on_one_of_its_
     trainable.cleanup()
 
 
+def test_too_little_memory_of_the_machine_is_no_crowd_on_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the card to itself the trial would lack it again."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, raising(MachineMemoryError("too large"))) | {"gpus": 0.25})
+    assert reports(trainable)[-1] == FailureReport("oom", "too large")
+    trainable.cleanup()
+
+
 @pytest.mark.parametrize(("alone", "told"), [(False, [0.1875]), (True, [])])
 def test_alone_on_a_card_it_may_fill_it(tmp_path: Path, shares: list[float], alone: bool, told: list[float]) -> None:
     trainable = TrialTrainable.__new__(TrialTrainable)
@@ -438,6 +456,30 @@ def test_it_says_where_it_runs_before_all_else(
     assert said().place == f"{host} (c6416f72), GPU 1, 2", "one of several nodes of this machine"
     del nodes[0]["Alive"]
     assert (said().host, said().node) == (host, "c6416f7231edaf7b"), "whatever Ray says, the trial runs"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "there", "told"), [(["0"], False, True), (["0"], True, False), ([], False, False)]
+)
+def test_its_log_says_where_a_gpu_is_reserved_and_none_is_seen(
+    trainable: TrialTrainable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reserved: list[str],
+    there: bool,
+    told: bool,
+) -> None:
+    """As where a worker's TTSV_WORKER_GPUS was believed: without a word it would compute on the processor."""
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": reserved}, get_node_id=lambda: "c6416f7231edaf7b")
+    monkeypatch.setattr("workers.trial_process.trainable.ray.is_initialized", lambda: True)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.get_runtime_context", lambda: context)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.nodes", list)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    trainable.reset_config(config(tmp_path, good))
+    while not trainable.step()["done"]:
+        pass
+    warning = "WARNING the trial reserves a GPU, and torch sees none: it computes on the processor"
+    assert (warning in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()) == told
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0, [1, 2, 3]), (60, [1])])
