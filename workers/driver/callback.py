@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from workers.trial_process.messages import (
     Report,
     ResourceReport,
     ResultReport,
+    StageReport,
     StartedReport,
 )
 
@@ -48,10 +50,16 @@ _GPU_LOST = f"{LostDeviceError.__name__}: "
 
 _MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
 """What Ray says where its memory monitor ended the process, before the kernel would end any."""
+_MEMORY_THEN = re.compile(r"[\d.]+ ?GB (used )?/ [\d.]+ ?GB")
+_MEMORY_OF_WORKER = re.compile(r"Memory used: ([\d.]+) ?GiB")
 _SHORT_OF_MEMORY = (
     "its machine ran short of memory, and Ray ended it; it may need more than others: have `resources.memory_gib` "
-    "reserve what it needs, or let fewer run at a time (max_concurrent_trials): "
+    "reserve what it needs, or let fewer run at a time (max_concurrent_trials)"
 )
+_OF_OTHERS = "Top 10 memory users"
+"""Behind it Ray lists command lines, those of other people too."""
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 15.0, 300.0
+"""So long a trial waits whose machine ran short of memory: each time twice as long, until it gets on."""
 
 
 class TuneCallback(tune.Callback):
@@ -64,9 +72,13 @@ class TuneCallback(tune.Callback):
         data_dir: Path,
         stored: Verification | None = None,
         began: Callable[[int], None] = lambda _trial_id: None,
+        rests: Callable[[int, float], None] = lambda _trial_id, _seconds: None,
+        memory_gib: float = 0.0,
     ) -> None:
+        """`began` and `rests` (so many seconds, once it is lost) tell of a trial; `memory_gib` is reserved for each."""
         self._recorder, self._watchdog, self._data_dir, self._stored = recorder, watchdog, data_dir, stored
-        self._began = began
+        self._began, self._rests, self._memory_gib = began, rests, memory_gib
+        self._short_of_memory: Counter[int] = Counter()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -89,6 +101,8 @@ class TuneCallback(tune.Callback):
     ) -> None:
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
+        if isinstance(report, EpochReport) or (isinstance(report, StageReport) and report.further):
+            del self._short_of_memory[trial_id]
         if result["done"] and not self._watchdog.ended(trial_id):
             # What it was killed for is recorded: a trial that waits again keeps its checkpoints.
             logger.warning("trial %d was killed just before it %s", trial_id, _end(report))
@@ -112,14 +126,26 @@ class TuneCallback(tune.Callback):
         """The trial's process died (what a trial raises itself it reports)."""
         trial_id = job_of(trial).trial_id
         if self._watchdog.ended(trial_id):
-            reason = reason_of(trial)
+            said = reason_of(trial)
+            reason = said[-_REASON_CHARACTERS:]
+            charged = not (any(words in said for words in (NOT_TAKEN, _KILLED, _GPU_LOST)) or _NODE_DIED.search(said))
+            if _MEMORY.search(said):
+                charged, reason = self._needs_too_much(trial_id, said), _short_of_memory(said)
             logger.warning("trial %d lost its process: %s", trial_id, reason)
-            if _MEMORY.search(reason):
-                # Charged, as the kernel's killing is: it may be the one that needs too much, and would be killed for
-                # ever. Ten such ends in a row without getting on are many for one that merely was there.
-                reason = _SHORT_OF_MEMORY + reason
-            blameless = any(words in reason for words in (NOT_TAKEN, _KILLED, _GPU_LOST)) or _NODE_DIED.search(reason)
-            self._recorder.died(trial_id, reason, charged=not blameless)
+            self._recorder.died(trial_id, reason, charged=charged)
+
+    def _needs_too_much(self, trial_id: int, said: str) -> bool:
+        """Has a trial rest whose machine ran short of memory; whether it may be the one that needs too much.
+
+        Ray ends whoever began last, and the next to begin again if that was not enough. Where no process had more than
+        is reserved for each, somebody else filled the machine. Else it may be the one, and would be killed for ever: it
+        is charged, as for the kernel's killing, but so slowly that ten times in a row last for half an hour.
+        """
+        rest = FIRST_REST_SECONDS * 2 ** min(self._short_of_memory[trial_id], 10)
+        self._short_of_memory[trial_id] += 1
+        self._rests(trial_id, min(rest, LONGEST_REST_SECONDS))
+        had = [float(found) for found in _MEMORY_OF_WORKER.findall(said)]
+        return not had or max(had) > self._memory_gib
 
 
 def _looked_for(report: ResultReport, data_dir: Path, host: str) -> Report:
@@ -175,13 +201,19 @@ def _end(report: Report) -> str:
     return "ended without a word"
 
 
+def _short_of_memory(said: str) -> str:
+    """What became of the process, and what to do; what Ray says is long, and names what others run."""
+    then = _MEMORY_THEN.search(said)
+    return f"{_SHORT_OF_MEMORY}{'' if then is None else f': {then[0]}'}"
+
+
 def reason_of(trial: Trial) -> str:
-    """What Ray knows about the death of a trial's process."""
+    """What Ray knows about the death of a trial's process, in one line."""
     try:
         text = Path(trial.error_file).read_text()
     except (OSError, TypeError):
         return "the process died, and Ray does not say why"
     _, _, last = text.rpartition("Failure # ")
     reason = last.partition("\n")[2].partition(" Some common causes")[0]  # the rest is advice about Ray
-    lines = (line.strip() for line in reason.splitlines() if not _NAMES.match(line))
-    return " ".join(filter(None, lines))[-_REASON_CHARACTERS:]
+    lines = (line.strip() for line in reason.partition(_OF_OTHERS)[0].splitlines() if not _NAMES.match(line))
+    return " ".join(filter(None, lines))

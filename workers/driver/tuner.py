@@ -118,7 +118,15 @@ class Passes:
     def _tuner(self, work: Pass, watchdog: Watchdog, stored: Verification | None) -> tune.Tuner:
         resources = work.spec.resources
         callbacks: list[tune.Callback] = [
-            TuneCallback(self._recorder, watchdog, work.data_dir, stored, work.feed.began)
+            TuneCallback(
+                self._recorder,
+                watchdog,
+                work.data_dir,
+                stored,
+                work.feed.began,
+                work.feed.rests,
+                memory_gib=resources.memory_gib or 0.0,
+            )
         ]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
