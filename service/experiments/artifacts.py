@@ -3,14 +3,18 @@
 import os
 import re
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.database import Artifact
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import Artifact, Experiment, Trial
 from service.errors import GoneError, NotFoundError, StorageAwayError
 from service.settings import Settings
-from service.storage import DamagedFileError, Store, copy_out, open_storage
+from service.storage import DamagedFileError, Folder, Store, copy_out, open_storage
 
 KEPT = "cache/artifacts"
 """Folder, in the data folder, of copies of files that are in a store elsewhere."""
@@ -47,6 +51,20 @@ def media_type(artifact: Artifact) -> str:
     return _MEDIA_TYPES.get(Path(artifact.path).suffix.lower(), "application/octet-stream")
 
 
+def newest_artifacts(session: Session, count: int) -> Sequence[Artifact]:
+    """So many of the files that trials left last, but for those that were removed, or whose experiment was deleted."""
+    there = Artifact.removed_at.is_(None), Experiment.deleted_at.is_(None)
+    query = select(Artifact).join(Trial, Trial.id == Artifact.trial_id).join(Experiment).where(*there)
+    return session.scalars(query.order_by(Artifact.id.desc()).limit(count)).all()
+
+
+def is_kept(settings: Settings, artifact: Artifact) -> bool:
+    """Whether a file of the manifest's size is where these settings look for it. Raises `OSError`."""
+    if Folder(settings.data_dir).size(artifact.path) == artifact.size:
+        return True
+    return settings.storage is not None and open_storage(settings.storage).size(artifact.path) == artifact.size
+
+
 def content_of(settings: Settings, artifact: Artifact) -> Content:
     """The artifact's file, which must lie in the data folder or else in the store, and have the manifest's size.
 
@@ -71,7 +89,10 @@ def content_of(settings: Settings, artifact: Artifact) -> Content:
     else:
         size = path.stat().st_size if path.is_file() else None
     if size is None:
-        raise NotFoundError(f"{what} was manifested but is gone: its file was removed from {place}")
+        raise NotFoundError(
+            f"{what} was manifested but is not in {place}: its file was removed, or a worker with another "
+            "TTSV_DATA_DIR or TTSV_STORAGE wrote it elsewhere"
+        )
     if size != artifact.size:
         raise GoneError(f"{what} is not what was manifested: {size} bytes instead of {artifact.size}")
     return Content(path, file_name(artifact), media_type(artifact))

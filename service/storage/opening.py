@@ -1,6 +1,7 @@
 """What `TTSV_STORAGE` names, opened."""
 
 import errno
+import secrets
 import subprocess
 import sys
 from functools import cache
@@ -15,14 +16,18 @@ from service.storage.store import Store
 _ANSWER_SECONDS = 10.0
 """How long a store's server may be silent before somebody who looks at it goes on."""
 _OBJECTS = ("s3",)
-_ASK = """
+_UNWRITABLE = 3
+_ASK = f"""
 import sys
-from service.storage import require_bucket
+from service.storage.opening import require_bucket, require_writable
+place, status = sys.stdin.read(), 1
 try:
-    require_bucket(sys.stdin.read())
+    require_bucket(place)
+    status = {_UNWRITABLE}
+    require_writable(place)
 except (OSError, ValueError) as error:
     print(error)
-    sys.exit(1)
+    sys.exit(status)
 """
 
 
@@ -68,8 +73,19 @@ def require_bucket(place: str) -> None:
         raise FileNotFoundError(errno.ENOENT, "there is no such bucket", bucket)
 
 
+def require_writable(place: str) -> None:
+    """Raises `OSError` where no object can be written into the bucket of such a URL, or none removed from it."""
+    filesystem, root = _file_system(place)
+    name = f"{root.rstrip('/')}/.ttsv-{secrets.token_hex(8)}"
+    with filesystem.open_output_stream(name) as file:
+        file.write(b".")
+    filesystem.delete_file(name)
+
+
 def bucket_problem(place: str) -> str | None:
-    """What keeps the bucket of such a URL from being read, in words that follow its name; None where nothing does.
+    """What keeps the bucket of such a URL from use, in words that follow its name; None where nothing does.
+
+    A small object is written and removed: with a key that may only read all trials would train in vain.
 
     Asked in a process of its own: of a silent server pyarrow asks again for a minute and a half, and a thread that
     waits for it could not be left behind, as a program's end waits for it. The URL may hold a key, so it is in no
@@ -83,7 +99,7 @@ def bucket_problem(place: str) -> str | None:
     if done.returncode == 0:
         return None
     last = ((done.stdout or done.stderr).strip().splitlines() or [f"its look ended with {done.returncode}"])[-1]
-    return f"cannot be read: {last}"
+    return f"cannot be {'written' if done.returncode == _UNWRITABLE else 'read'}: {last}"
 
 
 def _file_system(place: str) -> tuple[Any, str]:

@@ -4,12 +4,15 @@ import errno
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from typing_extensions import Buffer
+
+from ttsv.errors import TrialError
 
 CHUNK = 2**20
 """Bytes that are read or sent at a time."""
@@ -20,17 +23,38 @@ COPIES = 5
 """So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
 
 
-_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS}
+_REFUSED = {errno.EACCES, errno.EPERM}
+_OF_A_TRIAL = re.compile(r"/trials/\d+(/|$)")
 
 
 def trouble_of(error: BaseException) -> OSError | None:
-    """What says that files cannot be kept or read, nobody's fault who meets it: an error, or one of which it came."""
+    """What says that files cannot be kept or read, nobody's fault who meets it: an error, or one of which it came.
+
+    A folder that may not be written is such trouble. An input that may not be read is not: it stays what it is wherever
+    it is met.
+    """
     told: BaseException | None = error
+    explained = False
     while told is not None:
-        if isinstance(told, OSError) and told.errno in _TROUBLE:
+        if isinstance(told, OSError) and (told.errno in _TROUBLE or _keeps_out(told, explained)):
             return told
+        explained |= isinstance(told, TrialError)  # which takes it for one of the trial's input
         told = told.__cause__ or told.__context__
     return None
+
+
+def _keeps_out(error: OSError, explained: bool) -> bool:
+    """Whether a place lets nothing be written, or its user not read what other attempts at a trial wrote there."""
+    if error.errno not in _REFUSED or not isinstance(error.filename, str):
+        return False
+    path = Path(error.filename)
+    if not path.is_absolute():  # refused by ourselves (`require_inside`)
+        return False
+    if not explained and _OF_A_TRIAL.search(error.filename):
+        return True
+    there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    return os.access(there, os.R_OK if there == path else os.R_OK | os.X_OK)
 
 
 class DamagedFileError(OSError):

@@ -35,11 +35,14 @@ _WAL_BYTE, _WAL = 18, 2
 _APART, _FAR_APART = 5.0, 60.0
 """Seconds by which clocks may differ; further apart, workers that are there look dead."""
 _MOST_LINES = 10
+_NEWEST_FILES = 20
 _PATIENCE = 5.0
 _SCHEMA_PATIENCE = 30.0
 """The API makes its schema, which has its version, when that is first asked for."""
 
-_settings, _database, _workers, _clock, _api = map(Check, ("settings", "database", "workers", "clock", "api"))
+_settings, _disk, _database, _workers, _clock, _api = map(
+    Check, ("settings", "disk", "database", "workers", "clock", "api")
+)
 _CLOCK_MEND = "sudo timedatectl set-ntp true"
 
 
@@ -122,7 +125,7 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
             if fault is not None:
                 says, _, command = fault.partition(": run ")
                 return [_database.wrong(f"its schema is {says}", command.strip("`"))]
-            return [*_inside(database, settings, file, deep=deep), *_work(database)]
+            return [*_inside(database, settings, file, deep=deep), *_files(database, settings), *_work(database)]
     except UserError as error:
         return [_database.wrong(str(error), "export TTSV_DATA_DIR=/a/folder/that/can/be/written")]
     except SQLAlchemyError as error:
@@ -190,6 +193,34 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
     except UserError as error:
         yield _settings.wrong(str(error), "ttsv keys create PROJECT --owner NAME")
     yield _database_clock(server)
+
+
+def _files(database: "Database", settings: "Settings") -> Iterator[Finding]:
+    """Whether these settings find what trials left last, which a worker with others may have written elsewhere."""
+    from service.experiments.artifacts import is_kept, newest_artifacts
+    from service.storage import bucket_problem, without_secrets
+
+    if settings.storage is not None and "://" in settings.storage and bucket_problem(settings.storage) is not None:
+        return  # which the look at the disk tells; to ask for each file would take minutes
+    with database.read() as session:
+        found = newest_artifacts(session, _NEWEST_FILES)
+        session.expunge_all()
+    place = "" if settings.storage is None else f", nor in the store {without_secrets(settings.storage)}"
+    place, mend = (
+        f"{settings.data_dir}{place}",
+        "env | grep ^TTSV_  # TTSV_DATA_DIR and TTSV_STORAGE: of API and workers",
+    )
+    try:
+        missing = [one for one in found if not is_kept(settings, one)]
+    except OSError as error:
+        yield _disk.wrong(f"whether files of trials are in {place} cannot be told: {error}", mend)
+        return
+    if missing:
+        newest = missing[0]
+        says = f"of the {len(found)} newest files of trials {len(missing)} are not in {place}, as the {newest.kind} of"
+        yield _disk.wrong(f"{says} trial {newest.trial_id}: removed, or written elsewhere by a worker", mend)
+    elif found:
+        yield _disk.ok(f"the {len(found)} newest files of trials are where they are served from")
 
 
 def _database_clock(server: "Server") -> Finding:

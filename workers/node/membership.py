@@ -188,7 +188,7 @@ class Membership:
     def _probed(self, name: str) -> Verdict:
         machine = describe(Path(tempfile.gettempdir()), {**os.environ, **self._offer.environment})
         note = NodeNote(name, socket.gethostname(), machine)
-        env = {**without_settings(), **usable_instructions(), **token_environment(self._token)}
+        env = {**without_settings(), **usable_instructions(), **token_environment(self._token), **self._own_data()}
         try:
             answer = ask([*self._probe_command, self.head], NOTE.dump_json(note), env=env, seconds=PROBE_SECONDS)
             return VERDICT.validate_json(answer.strip().rpartition(b"\n")[2])

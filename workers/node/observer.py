@@ -75,7 +75,7 @@ class Questions:
             self._collect(node_id, head)
         elif time.monotonic() >= self._ask_after.get(node_id, 0.0):
             try:
-                self._ask(node_id)
+                self._ask(node_id, head)
             except Exception as error:  # Ray's, of many kinds: the other nodes are seen none the less
                 logger.exception("a node cannot be asked")
                 self._answers[node_id] = Answer(None, f"it cannot be asked ({type(error).__name__}: {error})")
@@ -92,14 +92,14 @@ class Questions:
     def rouse(self, node_id: str) -> None:
         """Has a node run a task, whose answer nobody waits for: as it begins, the node tells the head what is free."""
         try:
-            self._task(node_id)
+            self._task(node_id, None)
         except Exception:  # Ray's, of many kinds
             logger.exception("a node cannot be roused")
 
-    def _ask(self, node_id: str) -> None:
-        self._pending[node_id] = self._task(node_id), time.time(), time.monotonic()
+    def _ask(self, node_id: str, head: HeadNote) -> None:
+        self._pending[node_id] = self._task(node_id, head), time.time(), time.monotonic()
 
-    def _task(self, node_id: str) -> Any:
+    def _task(self, node_id: str, head: HeadNote | None) -> Any:
         if self._ray is None:
             import ray
 
@@ -109,7 +109,7 @@ class Questions:
 
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_describe)
-        return task.remote()
+        return task.remote(head)
 
     def _collect(self, node_id: str, head: HeadNote) -> None:
         question, asked_at, began = self._pending[node_id]
@@ -119,7 +119,7 @@ class Questions:
         del self._pending[node_id]
         self._ask_after[node_id] = time.monotonic() + ASK_AGAIN_SECONDS
         try:
-            text, their_time = self._ray.get(question, timeout=0)
+            text, their_time, sees_folder, misplaced = self._ray.get(question, timeout=0)
             machine = machine_from_json(text)
         except Exception as error:  # whatever a node answers: it is shown as its problem
             reason = str(error).strip().rpartition("\n")[2]
@@ -129,21 +129,29 @@ class Questions:
         # It was read between question and answer: no more than that is certain.
         ahead = their_time - min(max(their_time, asked_at), time.time())
         machine = dataclasses.replace(machine, clock_seconds=round(ahead, 2))
-        problems = misfits(head, machine.versions, clock_seconds=ahead)
-        self._answers[node_id] = Answer(machine, said(problems) or None)
+        problems = misfits(head, machine.versions, clock_seconds=ahead, sees_folder=sees_folder)
+        self._answers[node_id] = Answer(machine, said([*problems, *misplaced]) or None)
+        if misplaced or not sees_folder:  # a store may be away for a moment
+            self._ask_after[node_id] = time.monotonic() + _ASK_SOON_SECONDS
 
 
-def _describe() -> tuple[str, float]:
-    """Runs on a node: its machine as JSON, and its clock."""
+def _describe(head: HeadNote | None) -> tuple[str, float, bool, list[str]]:
+    """Runs on a node: its machine as JSON, its clock, whether it sees the folder that the head shares, if any.
+
+    Then what keeps its trials from writing where they would: of these two it says only where it is asked for a head.
+    """
     import tempfile
     import time
     from pathlib import Path
 
     from service.queue.cluster import machine_as_json
     from workers.node.machine import describe
+    from workers.node.probe import folder_problems, store_problems
 
     machine = describe(Path(tempfile.gettempdir()), environment={})  # a task without a GPU sees none
-    return machine_as_json(machine).decode(), time.time()
+    sees_folder = head is None or head.folder is None or head.folder.seen()
+    problems = [] if head is None else [*store_problems(head), *folder_problems(head)]
+    return machine_as_json(machine).decode(), time.time(), sees_folder, problems
 
 
 class Books:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
 from service.storage import bucket_problem, without_secrets
 from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
+from workers.node.scratch import node_data, write_problem
 
 CONNECT_SECONDS = 3.0
 CLOCK_SECONDS = 20.0
@@ -32,7 +34,7 @@ _LOOKS_AT_CLOCK = 3
 class Outcome(StrEnum):
     """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's.
 
-    `storeless`: it fits, and cannot reach the store of files, which may be away.
+    `storeless`: it fits, and cannot reach the store of files, or not write where its trials would: that may pass.
     """
 
     FITS = "fits"
@@ -72,7 +74,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
             sees_folder=head.folder is None or head.folder.seen(),
         )
         outcome = Outcome.REFUSED if problems else Outcome.STORELESS
-        problems += store_problems(head)
+        problems += [*store_problems(head), *folder_problems(head)]
         machine: Machine = dataclasses.replace(note.machine, clock_seconds=None if ahead is None else round(ahead, 2))
         note = dataclasses.replace(note, machine=machine, problem=said(problems) or None)
         joined = note.name in notes.nodes.names()
@@ -116,13 +118,35 @@ def store_problems(head: HeadNote) -> list[str]:
         return []
     place = without_secrets(head.storage.path)
     if head.storage.marker:
-        if head.storage.seen():
+        if not head.storage.seen():
+            missing = f"its file {MARKER} is missing, or of another"
+            return [f"the head's store {place} is not here ({missing}): mount it there"]
+        if (problem := write_problem(Path(head.storage.path))) is None:
             return []
-        return [f"the head's store {place} is not here (its file {MARKER} is missing, or of another): mount it there"]
+        return [f"the head's store {place} {problem}: mount it for writing, and let that user write there"]
     problem = bucket_problem(head.storage.path)
     if problem is None:
         return []
     return [f"the head's store {place} {problem} (asked from here, with this machine's AWS_ACCESS_KEY_ID and the like)"]
+
+
+def folder_problems(head: HeadNote) -> list[str]:
+    """What keeps trials here from writing into the head's data folder, or this machine's own, with what mends it.
+
+    Nothing where the head's must be seen and is not: `misfits` says so.
+    """
+    if head.data_dir is None:
+        return []
+    folder = node_data(head.data_dir)
+    fix = "or set TTSV_DATA_DIR to a folder of this machine that may be written"
+    if head.folder is not None:
+        if not head.folder.seen():
+            return []
+        if not dataclasses.replace(head.folder, path=str(folder)).seen():
+            folder = Path(head.folder.path)
+        fix = "and let that user write there"
+    problem = write_problem(folder)
+    return [] if problem is None else [f"the data folder {folder} {problem}: mount it for writing, {fix}"]
 
 
 def compare_clocks(

@@ -1,8 +1,10 @@
 """This machine's data folder, and in it the folders in which trials write until their files are elsewhere."""
 
 import contextlib
+import errno
 import fcntl
 import os
+import pwd
 import secrets
 import shutil
 import tempfile
@@ -19,6 +21,29 @@ SCRATCH = "scratch"
 def node_data(path_on_head: str) -> Path:
     """The data folder of this machine: the one that it was told of, else one at the same path as on the head."""
     return Path(os.environ.get(NODE_DATA) or path_on_head)
+
+
+def write_problem(folder: Path) -> str | None:
+    """Who may not write into `folder`, and why; where it is not there, into the nearest one around it.
+
+    None where that succeeds: nothing stays of it. None of a full disk, too, as that passes and trials wait for it.
+    """
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):  # asked for it, root and file systems of networks say anything
+            return None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return None
+        return f"cannot be written by {_user()} ({error.strerror or error})"
+
+
+def _user() -> str:
+    number = os.geteuid()
+    try:
+        return f"{pwd.getpwuid(number).pw_name} (uid {number})"
+    except KeyError:  # of a container
+        return f"uid {number}"
 
 
 @contextmanager

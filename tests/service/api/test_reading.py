@@ -448,7 +448,9 @@ class TestArtifacts:
         stored().unlink()
         response = api.get("/v1/artifacts/1")
         assert response.status_code == 404
-        assert response.json()["detail"].startswith("artifact 1 (model of trial 1) was manifested but is gone")
+        said = response.json()["detail"]
+        assert said.startswith("artifact 1 (model of trial 1) was manifested but is not in the data folder: ")
+        assert "another TTSV_DATA_DIR or TTSV_STORAGE" in said
 
     def test_cut_short(self, api: TestClient, stored: Callable[..., Path]) -> None:
         stored().write_bytes(b"half")

@@ -89,7 +89,7 @@ def test_a_file_is_given_as_from_the_data_folder(api: TestClient, store: Folder,
 def test_what_is_missing_cut_or_altered_is_not_given(api: TestClient, store: Folder, settings: Settings) -> None:
     gone = api.get("/v1/artifacts/2")
     assert gone.status_code == 404
-    assert "its file was removed from the store" in gone.json()["detail"]
+    assert "is not in the store (TTSV_STORAGE): its file was removed, or a worker" in gone.json()["detail"]
     for wrong in (CONTENT[:-1], CONTENT[::-1]):
         put(store, "trials/1/1/model.safetensors", wrong)
         answer = api.get("/v1/artifacts/1")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,9 +31,12 @@ from service.storage import (
     problem_of,
     remove_checkpoints,
     require_bucket,
+    trouble_of,
 )
 from service.storage.attempts import attempts
 from service.storage.objects import Objects
+from service.storage.opening import require_writable
+from ttsv.errors import DataError
 
 Make = Callable[[Path], Store]
 
@@ -495,6 +499,62 @@ class TestCopies:
         assert (tmp_path / "x").read_bytes() == b"before"
 
 
+class TestTrouble:
+    """Whose fault it is that a file cannot be had: of the place, or of who asked for it."""
+
+    @pytest.fixture
+    def data(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A data folder, in which `closed` and what is below may not be read; and nothing be written."""
+        for folder in ("closed", "datasets", "trials/5"):
+            (tmp_path / folder).mkdir(parents=True)
+        for file in ("closed/x", "datasets/x", "trials/5/x"):
+            (tmp_path / file).touch()
+        genuine = os.path.lexists
+        closed = tmp_path / "closed"
+        monkeypatch.setattr(os.path, "lexists", lambda path: closed not in Path(path).parents and genuine(path))
+        monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and Path(path) != closed)
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("number", "file", "wrapped", "trouble"),
+        [
+            (errno.EROFS, "datasets/x", True, True),
+            (errno.EACCES, "trials/5/1", False, True),
+            (errno.EPERM, "trials/5/1", False, True),
+            (errno.EACCES, "trials", False, True),
+            (errno.EACCES, "closed/x", False, False),
+            (errno.EACCES, "closed", True, False),
+            (errno.EACCES, "datasets/cache/npz.lock", True, True),
+            (errno.EACCES, "datasets/x", True, True),
+            (errno.ENOENT, "trials/5/1", False, False),
+        ],
+    )
+    def test_a_place_that_takes_nothing_is_in_trouble(
+        self, data: Path, number: int, file: str, wrapped: bool, trouble: bool
+    ) -> None:
+        error = OSError(number, os.strerror(number), str(data / file))
+        told: Exception = error
+        if wrapped:
+            told = DataError("as a loader says it")
+            told.__cause__ = error
+        assert trouble_of(told) is (error if trouble else None)
+
+    def test_what_another_attempt_hid_is_trouble_and_a_network_of_another_trial_is_not(
+        self, data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        error = PermissionError(errno.EACCES, "Permission denied", str(data / "trials/5/x"))
+        assert trouble_of(error) is error
+        told = DataError("the network cannot be read")
+        told.__context__ = error
+        assert trouble_of(told) is None
+
+    def test_a_path_that_we_refuse_ourselves_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(PermissionError) as refused:
+            Folder(tmp_path).make("../trials/5/1")
+        assert trouble_of(refused.value) is None
+
+
 class TestNames:
     def test_what_is_set(self, tmp_path: Path) -> None:
         assert isinstance(open_storage(str(tmp_path)), Folder)
@@ -521,6 +581,40 @@ class TestNames:
         FileSystem.from_uri(place)[0].create_dir(bucket)
         require_bucket(place)
         assert bucket_problem(place) is None
+
+    def test_a_key_that_may_only_read_a_bucket_is_told_of(
+        self, s3_server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from pyarrow.fs import FileSystem
+
+        bucket = f"bucket-{os.urandom(4).hex()}"
+        place = f"s3://{bucket}/prefix?{s3_server}"
+        filesystem, _ = FileSystem.from_uri(place)
+        filesystem.create_dir(bucket)
+        assert bucket_problem(place) is None
+        assert open_storage(place).files("trials") == {}
+        refuse = "raise OSError('ACCESS_DENIED during PutObject operation')"
+        monkeypatch.setattr(opening, "_ASK", opening._ASK.replace("require_writable(place)", refuse))
+        assert bucket_problem(place) == "cannot be written: ACCESS_DENIED during PutObject operation"
+
+    def test_what_a_look_writes_into_a_bucket_does_not_stay(self, tmp_path: Path) -> None:
+        from pyarrow.fs import LocalFileSystem
+
+        written = list[str]()
+
+        class Local:
+            def open_output_stream(self, name: str) -> Any:
+                written.append(name)
+                return LocalFileSystem().open_output_stream(name)
+
+            def delete_file(self, name: str) -> None:
+                LocalFileSystem().delete_file(name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(opening, "_file_system", lambda place: (Local(), str(tmp_path)))
+            require_writable("s3://bucket")
+        assert len(written) == 1
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_server_that_is_silent_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It takes connections and says nothing; pyarrow would wait and try again for a minute and a half."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from typer.testing import CliRunner
 
-from service.database import Experiment, ExperimentState, Worker
+from service.database import Artifact, Experiment, ExperimentState, Worker
 from service.database.engine import Database, sqlite_driver
 from service.database.server import Server
 from service.experiments import submission
@@ -292,6 +292,30 @@ class TestDatabase:
         findings = self.look(lab, deep=True)
         is_ok(findings, "at the newest schema in ")
         is_ok(findings, "SQLite goes by the clock of this machine")
+
+    def test_files_that_a_worker_wrote_elsewhere(
+        self, lab: Settings, database: Database, machine: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its data folder is another: what it says succeeded, and nobody can have the files."""
+        post(database)
+        assert not [finding for finding in self.look(lab) if "newest files" in finding.says], "there are none"
+        whole, store = machine / "trials/1/1/a", machine / "store"
+        files = [Artifact(trial_id=1, kind=kind, path=f"trials/1/1/{kind}", sha256="0" * 64, size=1) for kind in "ab"]
+        database.write(lambda session: session.add_all(files))
+        whole.parent.mkdir(parents=True)
+        whole.write_text("x")
+        says = f"of the 2 newest files of trials 1 are not in {machine}, as the b of trial 1"
+        is_wrong(self.look(lab), says, "TTSV_DATA_DIR and TTSV_STORAGE")
+        stored = Settings(data_dir=machine, storage=str(store))
+        is_wrong(self.look(stored), f"not in {machine}, nor in the store {store}, as the b", "TTSV_STORAGE")
+        (store / "trials/1/1").mkdir(parents=True)
+        (store / "trials/1/1/b").write_text("x")
+        is_ok(self.look(stored), "the 2 newest files of trials are where they are served from")
+        monkeypatch.setattr("service.experiments.artifacts.is_kept", lambda *_: Path("/proc/1/mem/x").stat())
+        is_wrong(self.look(stored), "cannot be told", "TTSV_DATA_DIR")
+        removed = datetime.now(UTC)
+        database.write(lambda session: session.execute(update(Artifact).values(removed_at=removed)))
+        assert not [finding for finding in self.look(lab) if "newest files" in finding.says]
 
     def test_an_old_sqlite(self, lab: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         database.close()

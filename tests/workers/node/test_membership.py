@@ -329,6 +329,13 @@ class TestProbe:
         )
         assert self.probe(tmp_path, code) == Verdict(Outcome.REFUSED, "no")
 
+    def test_it_looks_at_the_machines_own_data_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "token").write_text("x")
+        code = "import json, os; print(json.dumps({'outcome': 'fits', 'words': os.environ['TTSV_NODE_DATA_DIR']}))"
+        offer = Offer(1, 0, data_dir=tmp_path)
+        found = Membership("head:1", tmp_path / "token", offer, probe=(sys.executable, "-c", code))
+        assert found._probe("name") == Verdict(Outcome.FITS, str(tmp_path))
+
     @pytest.mark.parametrize("code", ["import sys; sys.exit('broken')", "print('what?')"])
     def test_one_that_breaks_refuses_nobody(self, tmp_path: Path, code: str) -> None:
         verdict = self.probe(tmp_path, code)

@@ -17,7 +17,7 @@ from service.queue.nodes import AtWork, by_node
 from service.specs.states import NodeState
 from tests.workers.conftest import wait_for
 from workers.node import observer
-from workers.node.notes import HeadNote, NodeNote
+from workers.node.notes import MARKER, Folder, HeadNote, NodeNote
 from workers.node.observer import Answer, Books, Observer, Questions
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
@@ -358,11 +358,21 @@ class FakeRay:
     def __init__(self) -> None:
         self.answer: Any = None
         self.asked: list[str] = []
+        self.tasks: list[tuple[Any, ...]] = []
 
     def remote(self, **options: Any) -> Any:
         self.asked.append(options["scheduling_strategy"].node_id)
         assert options["num_cpus"] == 0
-        return lambda function: SimpleNamespace(remote=lambda: "task")
+        return lambda function: SimpleNamespace(remote=lambda *given: self._begin(function, *given))
+
+    def _begin(self, *task: Any) -> str:
+        self.tasks.append(task)
+        return "task"
+
+    def run(self) -> None:
+        """Answers what was asked last, on this machine."""
+        function, *given = self.tasks[-1]
+        self.answer = function(*given)
 
     def wait(self, tasks: list[Any], timeout: float) -> Any:
         return (tasks, []) if self.answer is not None else ([], tasks)
@@ -389,7 +399,7 @@ class TestQuestions:
     def test_a_node_is_asked_once(self, ray: FakeRay, questions: Questions) -> None:
         assert questions.answer(self.NODE, HEAD) == UNKNOWN
         assert questions.answer(self.NODE, HEAD) == UNKNOWN
-        ray.answer = machine_as_json(MACHINE), time.time()
+        ray.answer = machine_as_json(MACHINE), time.time(), True, []
         found = questions.answer(self.NODE, HEAD)
         assert found.machine is not None
         assert found.machine.clock_seconds == 0
@@ -410,10 +420,44 @@ class TestQuestions:
     def test_one_that_does_not_fit_says_why(self, ray: FakeRay, questions: Questions) -> None:
         questions.answer(self.NODE, HEAD)
         other = dataclasses.replace(MACHINE, versions=dataclasses.replace(VERSIONS, torch="1.0"))
-        ray.answer = machine_as_json(other), time.time() - 60
+        ray.answer = machine_as_json(other), time.time() - 60, True, []
         found = questions.answer(self.NODE, HEAD)
         assert "torch is 1.0 here and 2.9.1 on the head" in (found.problem or "")
         assert "60 s behind" in (found.problem or "")
+
+    def test_one_without_the_heads_store_or_a_place_to_write_says_so(
+        self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Its trials would train to their ends in vain."""
+        monkeypatch.setattr("workers.node.machine.describe", lambda folder, environment: MACHINE)
+        store, file = tmp_path / "store", tmp_path / "file"
+        store.mkdir()
+        file.touch()
+        head = dataclasses.replace(HEAD, storage=Folder(str(store), "x"), data_dir=str(file / "data"))
+        for marked, said in ((None, f"the head's store {store} is not here"), ("x", f"{file / 'data'} cannot be")):
+            if marked is not None:
+                (store / MARKER).write_text(marked)
+            questions.forget([])
+            questions.answer(self.NODE, head)
+            ray.run()
+            assert said in (questions.answer(self.NODE, head).problem or "")
+            ray.answer = None
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
+        fits = dataclasses.replace(head, data_dir=str(tmp_path))
+        questions.answer(self.NODE, fits)
+        ray.run()
+        assert questions.answer(self.NODE, fits) == Answer(questions._answers[self.NODE].machine)
+        assert len(ray.asked) == 3, "it is asked again soon"
+
+    def test_one_without_the_folder_that_all_share_says_so(
+        self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("workers.node.machine.describe", lambda folder, environment: MACHINE)
+        head = dataclasses.replace(HEAD, folder=Folder(str(tmp_path), "x"), data_dir=str(tmp_path))
+        questions.answer(self.NODE, head)
+        ray.run()
+        assert f"data folder {tmp_path} is not here" in (questions.answer(self.NODE, head).problem or "")
 
     def test_one_without_the_package(self, ray: FakeRay, questions: Questions) -> None:
         questions.answer(self.NODE, HEAD)
@@ -442,7 +486,7 @@ class TestQuestions:
         monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
         questions.answer(self.NODE, HEAD)
         assert len(ray.asked) == 2
-        ray.answer = machine_as_json(MACHINE), time.time()
+        ray.answer = machine_as_json(MACHINE), time.time(), True, []
         assert questions.answer(self.NODE, HEAD).problem is None
 
     def test_one_that_never_answers(self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,8 +16,9 @@ import pytest
 
 from service.queue.cluster import Machine, Versions
 from workers.node import probe
-from workers.node.notes import Folder, HeadNote, NodeNote
+from workers.node.notes import MARKER, Folder, HeadNote, NodeNote
 from workers.node.probe import Outcome, compare_clocks, judge
+from workers.node.scratch import NODE_DATA
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
 NOTE = NodeNote("n", "here", Machine(VERSIONS, (), 1.0, 1.0, None))
@@ -95,6 +99,68 @@ def test_one_without_a_way_to_the_store_is_refused(monkeypatch: pytest.MonkeyPat
     assert judged(monkeypatch, head, Board(note)).outcome is Outcome.STORELESS
     (tmp_path / "store" / ".ttsv-cluster").write_text("x")
     assert judged(monkeypatch, head, Board(note)).outcome is Outcome.FITS
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """Folders in which this user may make no file."""
+    refused: set[Path] = set()
+    genuine = tempfile.TemporaryFile
+
+    def make(**options: Any) -> Any:
+        if options["dir"] in refused:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return genuine(**options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", make)
+    monkeypatch.delenv(NODE_DATA, raising=False)
+    return refused
+
+
+class TestWriting:
+    """One that can write nothing would be free first, again and again, and lose every trial."""
+
+    def test_its_data_folder(
+        self, monkeypatch: pytest.MonkeyPatch, head: str, tmp_path: Path, refusing: set[Path]
+    ) -> None:
+        board = Board(HeadNote("head", VERSIONS, 0, data_dir=str(tmp_path / "data")))
+        assert judged(monkeypatch, head, board).outcome is Outcome.FITS
+        assert list(tmp_path.iterdir()) == []
+        refusing.add(tmp_path)
+        refused = judged(monkeypatch, head, board)
+        assert refused.outcome is Outcome.STORELESS
+        assert f"the data folder {tmp_path / 'data'} cannot be written by " in refused.words
+        assert f"(uid {os.geteuid()}) (Read-only file system)" in refused.words
+        assert "set TTSV_DATA_DIR to a folder of this machine" in refused.words
+        monkeypatch.setenv(NODE_DATA, str(tmp_path / "own"))
+        (tmp_path / "own").mkdir()
+        assert judged(monkeypatch, head, board).outcome is Outcome.FITS
+
+    def test_the_heads_data_folder_where_it_must_be_seen(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusing: set[Path]
+    ) -> None:
+        shared, own = tmp_path / "shared", tmp_path / "own"
+        note = HeadNote("head", VERSIONS, 0, Folder(str(shared), "x"), str(shared))
+        for folder in (shared, own):
+            folder.mkdir()
+        refusing.add(shared)
+        assert probe.folder_problems(note) == [], "it is not seen, which is said already"
+        (shared / MARKER).write_text("x")
+        (problem,) = probe.folder_problems(note)
+        assert str(shared) in problem
+        assert "TTSV_DATA_DIR" not in problem, "it must be that folder"
+        monkeypatch.setenv(NODE_DATA, str(own))
+        assert str(shared) in probe.folder_problems(note)[0], "another folder is not written"
+        (own / MARKER).write_text("x")
+        assert probe.folder_problems(note) == []
+
+    def test_a_folder_as_the_store(self, tmp_path: Path, refusing: set[Path]) -> None:
+        note = HeadNote("head", VERSIONS, 0, storage=Folder(str(tmp_path), "x"))
+        (tmp_path / MARKER).write_text("x")
+        assert probe.store_problems(note) == []
+        refusing.add(tmp_path)
+        (problem,) = probe.store_problems(note)
+        assert f"the head's store {tmp_path} cannot be written by " in problem
 
 
 def test_what_is_said_of_a_bucket_keeps_its_secrets() -> None:

@@ -127,6 +127,16 @@ def test_full_from_some_moment_on(trainable: TrialTrainable, disk: Path, points:
         shutil.rmtree(disk / "trials" / "3")
 
 
+def test_a_disk_that_may_only_be_read(trainable: TrialTrainable, disk: Path) -> None:
+    """As one of a network that is mounted so on one node: the trial runs where it can write."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    hindered = last(trainable, disk, trial_id=3)
+    assert isinstance(hindered, HinderedReport), hindered
+    assert "Read-only file system" in hindered.message
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    assert isinstance(last(trainable, disk, trial_id=3, attempt=1), ResultReport)
+
+
 def test_an_epoch_that_the_journal_does_not_take_is_trained_again(
     trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

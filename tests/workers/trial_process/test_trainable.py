@@ -191,10 +191,10 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.trial_process.trial_folder.bytes", lambda count: b"part", raising=False)
 
 
-def unreadable() -> DataError:
+def unreadable(cause: OSError) -> DataError:
     """As a loader says it whose cache could not be written."""
     error = DataError("the data set cannot be read")
-    error.__cause__ = OSError(errno.EDQUOT, "quota exceeded")
+    error.__cause__ = cause
     return error
 
 
@@ -203,7 +203,9 @@ def unreadable() -> DataError:
     [
         (OSError(errno.ENOSPC, "no space left"), True, "no space left"),
         (OSError(errno.EIO, "the store is away"), True, "the store is away"),
-        (unreadable(), True, "the data set cannot be read"),
+        (unreadable(OSError(errno.EDQUOT, "quota exceeded")), True, "the data set cannot be read"),
+        (unreadable(OSError(errno.EROFS, "read-only", "/data/datasets/cache")), True, "the data set cannot be read"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/trials/1"), True, "Permission denied"),
         (RuntimeError("unexpected pos 576"), False, "takes nothing more"),
     ],
 )
@@ -236,6 +238,19 @@ def test_what_a_trial_says_of_itself_is_believed_where_the_disk_is_full(
     trainable.reset_config(config(tmp_path, raising(DataError("no such data set"))))
     *_, final = reports(trainable)
     assert final == FailureReport("bad_data", "no such data set")
+
+
+def test_an_input_that_may_not_be_read_is_the_trials(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever otherwise, and nobody be told of the file."""
+    images = tmp_path / "images"
+    images.touch()
+    monkeypatch.setattr("service.storage.store.os.access", lambda place, mode: place != images)
+    error = PermissionError(errno.EACCES, "Permission denied", str(images))
+    trainable.reset_config(config(tmp_path, raising(unreadable(error))))
+    *_, final = reports(trainable)
+    assert final == FailureReport("bad_data", "the data set cannot be read")
 
 
 @pytest.mark.parametrize("gpus", [0.0, 0.5, 1.0])
