@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ class DataSetFiles:
     name: str
     sha256: str
     files: Mapping[str, DataSetFile]
+
+
+class OtherDataError(DataError):
+    """This machine has another data set under the name than the head: no fault of the trial that meets it."""
 
 
 class DataSetSource(Store, Protocol):
@@ -96,7 +101,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     """Has a data set here that is the same as the head's; whether files had to come. Others wait for it meanwhile.
 
     What an interrupted copy left is gone on with; every file is checked, then the content. Raises `DataError` where the
-    head has none and this machine neither, or where this machine has another one under the name, and `OSError`.
+    head has none and this machine neither, `OtherDataError` where this machine has another one under the name, and
+    `OSError`.
     """
     from ttsv.data.content import ContentRecord
     from ttsv.data.corruptions import PUBLISHED
@@ -111,9 +117,12 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
         fix = f"have it on the head (`{_fetch(name)}` there), then `ttsv data sync` here, or try again"
         raise DataError(f"dataset = {name!r}: it is neither here nor on the head ({theirs}): {fix}")
     if record is not None and record.sha256 != theirs.sha256:
-        raise DataError(
-            f"dataset = {name!r}: here its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: results "
-            f"would not be comparable; remove {record.path} and the set's files here, then run `ttsv data sync {name}`"
+        # The path alone may be the head's, too: whoever reads this there must not remove the right set.
+        host = socket.gethostname()
+        raise OtherDataError(
+            f"dataset = {name!r}: on {host} its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: "
+            f"results would not be comparable; on {host}, and not on the head, remove {record.path} and the set's "
+            f"files, then run `ttsv data sync {name}` there"
         )
     if record is not None and _whole(theirs, folder) and (corrupted or find_shared(name, folder) is not None):
         return False

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import socket
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ttsv.errors import DataError
 from workers.node.depot import data_sets
 from workers.node.depot.data_sets import (
     DataSetFiles,
+    OtherDataError,
     bring_baseline,
     bring_data_set,
     describe_data_set,
@@ -101,8 +103,12 @@ def test_a_file_damaged_here_is_brought_again(head: Head, node: Path) -> None:
 def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
     save(node, seed=1)
     load_dataset("npz:mine", node)
-    with pytest.raises(DataError, match=r"dataset = 'npz:mine': here its content has .* run `ttsv data sync npz:mine`"):
+    with pytest.raises(OtherDataError) as caught:
         bring_data_set("npz:mine", node, head, quiet)
+    host, record = socket.gethostname(), node / "datasets/npz-mine.sha256.json"
+    assert str(caught.value).startswith(f"dataset = 'npz:mine': on {host} its content has SHA-256 ")
+    words = f"on {host}, and not on the head, remove {record} and the set's files, then run `ttsv data sync npz:mine`"
+    assert words in str(caught.value), "whoever reads it on the head removes nothing there"
 
 
 def test_the_same_content_in_other_files_is_brought_and_goes_on(head: Head, node: Path) -> None:

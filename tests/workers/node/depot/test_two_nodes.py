@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,25 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     assert not list((lab.data_dir / "incoming").iterdir())
 
 
+@pytest.mark.deep
+def test_a_node_with_another_data_set_of_the_name_hinders_trials_and_fails_none(lab: Lab, machines: Machines) -> None:
+    lab.start_worker()
+    lab.wait_for((lab.data_dir / "token").exists)
+    shutil.copy(lab.data_dir / "token", machines.token)
+    own = machines.folder / "own"
+    save_images(lab.data_dir / "datasets" / "mine.npz")
+    save_images(own / "datasets" / "mine.npz", seed=1)
+    machines.start("node", TTSV_DATA_DIR=str(own), TTSV_WORKER_GPUS="0")
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+    base = {"dataset": "npz:mine", "model": "small-cnn", "training": {"epochs": 4, "lr": 0.5}}
+    experiment = lab.post([0, 1, 2, 3], base=base)
+    (problem,) = lab.wait_for(lambda: [row.problem for row in machines.seen(NodeState.ALIVE) if row.problem], 120)
+    assert f"on {socket.gethostname()} its content has SHA-256" in problem
+    lab.wait_until_final(experiment, 240)
+    lab.assert_whole(experiment)
+    assert sum(trial.deaths for trial in lab.trials(experiment)) == 0
+
+
 def assert_served(lab: Lab, experiment_id: int) -> None:
     """The API gives every file of every trial, whole."""
     with TestClient(create_app(Settings(data_dir=lab.data_dir))) as api:
@@ -105,9 +125,9 @@ def assert_served(lab: Lab, experiment_id: int) -> None:
             assert content.decode() == lab.weights(trial.seed, trial.epochs)
 
 
-def save_images(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    images = np.random.default_rng(0).integers(0, 256, (3000, 3, 20, 20), np.uint8)
+def save_images(path: Path, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(seed).integers(0, 256, (3000, 3, 20, 20), np.uint8)
     np.savez(path, x_train=images, y_train=np.arange(3000) % 3)
     load_dataset("npz:mine", path.parents[1])
 
