@@ -47,16 +47,18 @@ class DataSetSource(Store, Protocol):
         """A data set as it is there; in words why there is none."""
 
     def data_sets(self) -> list[str]:
-        """The names of those that are there and need files."""
+        """The names of those whose files are there."""
 
 
 def known_data_sets(data_dir: Path) -> list[str]:
-    """The names of data sets in a data folder that need files, those of corrupted images among them."""
-    from ttsv.data import list_datasets
+    """The names of data sets whose files are in a data folder, used or not; those of corrupted images among them."""
+    from ttsv.data.catalog import FETCHED
     from ttsv.data.corruptions import PUBLISHED
+    from ttsv.data.own import own_names
 
-    sets = [one.name for one in list_datasets(data_dir) if one.sha256 and not (one.info and one.info.embedded)]
-    return sets + [name for name in PUBLISHED if (data_dir / FOLDER / name).is_dir()]
+    folder = data_dir / FOLDER
+    fetched = [name for name, files in FETCHED.items() if (folder / files).exists()]
+    return [*fetched, *own_names(folder), *(name for name in PUBLISHED if (folder / name).is_dir())]
 
 
 def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
@@ -114,8 +116,9 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     if isinstance(theirs, str):
         if record is not None:
             return False
-        fix = f"have it on the head (`{_fetch(name)}` there), then `ttsv data sync` here, or try again"
-        raise DataError(f"dataset = {name!r}: it is neither here nor on the head ({theirs}): {fix}")
+        host = socket.gethostname()
+        fix = f"{_put(name)}, then `ttsv data sync {name}` on {host}, or try again"
+        raise DataError(f"dataset = {name!r}: it is not on {host}, and the head gives none ({theirs}): {fix}")
     if record is not None and record.sha256 != theirs.sha256:
         # The path alone may be the head's, too: whoever reads this there must not remove the right set.
         host = socket.gethostname()
@@ -195,7 +198,12 @@ def _whole(wanted: DataSetFiles, folder: Path) -> bool:
         return False
 
 
-def _fetch(name: str) -> str:
+def _put(name: str) -> str:
+    """How a data set comes to the head: one of the user's own nobody publishes."""
+    from ttsv.data.catalog import own_set
     from ttsv.data.source import fetch_command
 
-    return fetch_command(name)
+    if (own := own_set(name)) is None:
+        return f"have it on the head (`{fetch_command(name)}` there)"
+    kind, stem = own
+    return f"put {stem + '.npz' if kind == 'npz' else f'the folder {stem}'} into `{FOLDER}` of the head's data folder"
