@@ -22,7 +22,7 @@ from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
 from workers.node.pulse import beat
 from workers.node.raylet import RayProcess, port_options, token_environment
-from workers.node.scratch import NODE_DATA, remove_abandoned
+from workers.node.scratch import NODE_DATA, node_data, remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Membership:
         self.head, self._token, self._offer, self._probe_command = head, token.absolute(), offer, probe
         self._ray = RayProcess({"raylet"}, self._token, mps=offer.mps)
         self._failures, self._was_member = 0, False
+        self._path_on_head: str | None = None
 
     def run(self) -> None:
         """Stays a node until SIGTERM or Ctrl-C, and leaves nothing behind. Raises `UserError` where it is refused."""
@@ -91,6 +92,7 @@ class Membership:
         if not self._failures:  # a head that does not answer is waited for, by Ray, most of a minute
             logger.info("asking %s whether this machine fits", self.head)
         verdict = self._probe(name)
+        self._path_on_head = verdict.data_dir or self._path_on_head
         # A store that was there is waited for, like the head.
         final = verdict.outcome is Outcome.STORELESS and not self._was_member
         if final or verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
@@ -138,9 +140,25 @@ class Membership:
         return {} if self._offer.data_dir is None else {NODE_DATA: str(self._offer.data_dir)}
 
     def _remove_scratch(self) -> None:
-        """Trials that were killed leave what they were working on."""
+        """Trials that were killed leave what they were working on; other nodes' trials that live keep theirs."""
+        remove_abandoned(self._data_folder())
+
+    def _data_folder(self) -> Path | None:
+        """Where trials here put their scratch folders; None where that is not known, or is the head's own folder.
+
+        The head's has the cluster's token in it: what its trials leave is its own to remove.
+        """
         if self._offer.data_dir is not None:
-            remove_abandoned(self._offer.data_dir)
+            return self._offer.data_dir
+        if self._path_on_head is None:
+            return None
+        folder = node_data(self._path_on_head)
+        try:
+            return None if (folder / "token").read_bytes() == self._token.read_bytes() else folder
+        except FileNotFoundError:
+            return folder
+        except OSError:  # it cannot be told, as of another user's, or of one that is away
+            return None
 
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""

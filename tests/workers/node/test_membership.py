@@ -23,9 +23,16 @@ from workers.node.membership import Membership, Offer
 from workers.node.mps import Mps
 from workers.node.probe import VERDICT, Outcome, Verdict
 from workers.node.pulse import LONGEST_PAUSE
+from workers.node.scratch import scratch_folder
 
 FITS = Verdict(Outcome.FITS)
 AWAY = Verdict(Outcome.UNANSWERED, "nothing answers")
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch folders of other tests are there, too."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 class StandInRay:
@@ -137,6 +144,49 @@ def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
         found.run()
     assert [one["TTSV_NODE_DATA_DIR"] for one in ray(found).environments] == [str(tmp_path)]
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def left_by_a_killed_trial(file: Path) -> None:
+    """A file in a folder of a scratch folder whose process is gone."""
+    file.parent.mkdir(parents=True)
+    file.parents[1].with_suffix(".lock").touch()
+    file.touch()
+
+
+@pytest.mark.parametrize("token", [None, "x", "of a worker that ran here once"])
+def test_what_trials_leave_at_the_path_of_the_heads_folder_goes_unless_it_is_the_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], token: str | None
+) -> None:
+    there = tmp_path / "ttsv-data"
+    found = member(tmp_path, monkeypatch, [Verdict(Outcome.FITS, data_dir=str(there)), Verdict(Outcome.REFUSED)])
+    file = there / "scratch" / "1a" / "checkpoints" / "4.safetensors"
+
+    def stop(_: StandInRay) -> None:
+        if not file.exists():
+            left_by_a_killed_trial(file)
+
+    monkeypatch.setattr(StandInRay, "stop", stop)
+    if token is not None:
+        there.mkdir()
+        (there / "token").write_text(token)
+    with pytest.raises(UserError):
+        found.run()
+    if token == "x":
+        assert file.exists(), "it is the folder whose token the cluster has"
+    else:
+        assert not any((there / "scratch").iterdir())
+
+
+def test_a_trial_of_another_node_keeps_what_it_works_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    there = tmp_path / "ttsv-data"
+    found = member(tmp_path, monkeypatch, [Verdict(Outcome.FITS, data_dir=str(there)), Verdict(Outcome.REFUSED)])
+    with scratch_folder(there) as working:
+        (working / "journal").touch()
+        with pytest.raises(UserError):
+            found.run()
+        assert (working / "journal").exists()
 
 
 def test_a_store_that_is_away_refuses_a_machine_and_is_waited_for_by_a_node(

@@ -22,6 +22,7 @@ from service.experiments import actions
 from service.main import create_app
 from service.settings import Settings
 from service.specs.states import NodeState
+from tests.chaos.site import why_not_unshared
 from ttsv.data import load_dataset
 
 if TYPE_CHECKING:
@@ -113,6 +114,30 @@ def test_a_node_with_another_data_set_of_the_name_hinders_trials_and_fails_none(
     lab.wait_until_final(experiment, 240)
     lab.assert_whole(experiment)
     assert sum(trial.deaths for trial in lab.trials(experiment)) == 0
+
+
+@pytest.mark.deep
+def test_a_node_that_is_stopped_leaves_no_checkpoint_at_the_path_of_the_heads_folder(
+    lab: Lab, machines: Machines
+) -> None:
+    """As the documented command has it: nothing says where its data folder is."""
+    if (reason := why_not_unshared()) is not None:
+        pytest.skip(reason)
+    lab.start_worker()
+    lab.wait_for((lab.data_dir / "token").exists)
+    shutil.copy(lab.data_dir / "token", machines.token)
+    own = machines.folder / "own"
+    own.mkdir()
+    mount = f"mount --bind '{own}' '{lab.data_dir}' && exec \"$@\""
+    node = machines.start("node", before=["unshare", "--mount", "sh", "-c", mount, "sh"])
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+    experiment = lab.post([0], epochs=10_000, seconds=0.2, resources={"cpus": 1, "gpus": 1})  # the head has none
+    lab.wait_for_epochs(experiment, 3, 180)
+    assert list(own.glob("scratch/*/trials/*/*/checkpoint")), "it works there"
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(30) == 0
+    assert not list((own / "scratch").iterdir())
+    assert not machines.processes()
 
 
 def assert_served(lab: Lab, experiment_id: int) -> None:
