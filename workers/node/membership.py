@@ -21,7 +21,14 @@ from workers.node.notes import NodeNote, name_here
 from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
 from workers.node.pulse import beat
-from workers.node.raylet import RayProcess, port_options, token_environment
+from workers.node.raylet import (
+    RayProcess,
+    port_options,
+    remove_leftovers,
+    server_ports,
+    taken_port,
+    token_environment,
+)
 from workers.node.scratch import NODE_DATA, node_data, remove_abandoned
 
 logger = logging.getLogger(__name__)
@@ -89,6 +96,12 @@ class Membership:
         """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
         name = name_here()
         beat()  # the pause before and the probe together may take as long as a pulse may be away
+        if (port := self._taken_port()) is not None:
+            words = f"port {port} is taken on this machine, by another node or the head? Choose others with --ports A-B"
+            if not self._was_member:
+                raise UserError(f"{socket.gethostname()} cannot join {self.head}: {words}")
+            self._pause(words)  # whoever took it meanwhile may end
+            return
         if not self._failures:  # a head that does not answer is waited for, by Ray, most of a minute
             logger.info("asking %s whether this machine fits", self.head)
         verdict = self._probe(name)
@@ -119,6 +132,13 @@ class Membership:
         if time.monotonic() - began > _HEALTHY_SECONDS:
             self._failures = 0
         self._pause(reason)
+
+    def _taken_port(self) -> int | None:
+        """One that Ray needs here and another program has: Ray would say so after a minute, by a traceback."""
+        if self._offer.ports is None:
+            return None
+        remove_leftovers()  # of a node that was killed: they listen still
+        return taken_port(server_ports(self._offer.ports))
 
     def _start(self, name: str) -> None:
         offer = self._offer

@@ -23,6 +23,7 @@ from workers.node.membership import Membership, Offer
 from workers.node.mps import Mps
 from workers.node.probe import VERDICT, Outcome, Verdict
 from workers.node.pulse import LONGEST_PAUSE
+from workers.node.raylet import taken_port
 from workers.node.scratch import scratch_folder
 
 FITS = Verdict(Outcome.FITS)
@@ -30,9 +31,10 @@ AWAY = Verdict(Outcome.UNANSWERED, "nothing answers")
 
 
 @pytest.fixture(autouse=True)
-def _own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scratch folders of other tests are there, too."""
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch folders and ports of other tests are there, too."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(membership, "taken_port", lambda ports: None)
 
 
 class StandInRay:
@@ -130,6 +132,48 @@ def test_its_pulse_is_felt_between_a_pause_and_a_probe(
     assert happened.count("probe") == 3
     assert "pause probe" not in " ".join(happened)
     assert membership.PROBE_SECONDS < LONGEST_PAUSE < membership.PROBE_SECONDS + membership.LONGEST_PAUSE + 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_port_that_another_node_has_refuses_it_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], place: int
+) -> None:
+    """Ray itself would try for a minute, end with a traceback, and so again for ever."""
+    found = member(tmp_path, monkeypatch, [FITS])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found._offer = replace(found._offer, ports=range(port - place, port - place + 100))
+        monkeypatch.setattr(membership, "taken_port", taken_port)
+        words = f"cannot join head:6379: port {port} is taken on this machine, by another node or the head"
+        with pytest.raises(UserError, match=f"{words}.*--ports A-B"):
+            found.run()
+    assert ray(found).options == []
+
+
+def test_a_node_whose_port_was_taken_meanwhile_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = member(tmp_path, monkeypatch, [FITS, FITS, Verdict(Outcome.REFUSED, "another Python")])
+    answers = iter([None, 7000, None, None])
+    monkeypatch.setattr(membership, "taken_port", lambda ports: next(answers))
+    with pytest.raises(UserError, match="another Python"):
+        found.run()
+    assert pauses == [2, 4, 8]
+    assert "port 7000 is taken" in caplog.text
+    assert len(ray(found).options) == 2
+
+
+def test_connections_of_a_node_that_has_left_take_no_port() -> None:
+    """As it closed them first, the system keeps them for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert taken_port([address[1]]) == address[1]
+        with socket.create_connection(address) as client:
+            server.accept()[0].close()
+            client.recv(1)
+    with socket.socket() as strict, pytest.raises(OSError, match="in use"):
+        strict.bind(address)
+    assert taken_port([address[1]]) is None
 
 
 def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
