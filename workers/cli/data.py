@@ -72,10 +72,12 @@ def data_sync(
     """Copy data sets from the head to this machine, a node of its cluster, and verify them.
 
     What an earlier attempt brought is not copied again. Trials do the same at first use. The machine must have joined:
-    run `ttsv node` first.
+    run `ttsv node` first. One that does not come keeps none of the others from coming.
     """
     from service.errors import UserError
     from service.settings import Settings
+    from service.storage import trouble_of
+    from ttsv.errors import TrialError
     from workers.cli.nodes import head_address
     from workers.node.depot.data_sets import bring_data_set
     from workers.node.raylet import token_environment
@@ -93,15 +95,25 @@ def data_sync(
     wanted = names or there.data_sets()
     if not wanted:
         typer.echo("the head has no data sets that need files")
+    failed = []
     for name in wanted:
-        with _progress() as progress:
-            came = bring_data_set(name, data_dir, there, progress or (lambda file, done, total: None))
+        try:
+            with _progress(before=f"{name}: the head reads it") as progress:
+                came = bring_data_set(name, data_dir, there, progress or (lambda file, done, total: None))
+        except (TrialError, OSError) as error:
+            if trouble_of(error) is not None:  # a full disk, or the head is away: no set would come
+                raise
+            typer.echo(f"ttsv: {error}", err=True)
+            failed.append(name)
+            continue
         typer.echo(f"{name} is in {data_dir}, the same as on the head" if came else f"{name} was in {data_dir} already")
+    if failed:
+        raise UserError(f"{len(failed)} of {len(wanted)} data sets did not come: {', '.join(failed)}")
 
 
 @contextmanager
-def _progress() -> "Iterator[Progress | None]":
-    """Bars on a terminal, nothing elsewhere."""
+def _progress(before: str | None = None) -> "Iterator[Progress | None]":
+    """Bars on a terminal, nothing elsewhere. `before`: what is said until the first file comes."""
     screen = console()
     if not screen.is_terminal:
         yield None
@@ -113,13 +125,20 @@ def _progress() -> "Iterator[Progress | None]":
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=screen
     ) as bars:
         tasks = {}
+        waiting = [] if before is None else [bars.add_task(before, total=None)]
 
         def show(file: str, done: int, total: int | None) -> None:
+            while waiting:
+                bars.remove_task(waiting.pop())
             if file not in tasks:
                 tasks[file] = bars.add_task(file, total=total)
             bars.update(tasks[file], completed=done)
 
-        yield show
+        try:
+            yield show
+        finally:
+            while waiting:  # no file had to come
+                bars.remove_task(waiting.pop())
 
 
 def _show(found: "list[Listed]") -> None:

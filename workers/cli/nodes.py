@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from contextlib import closing
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +16,14 @@ from workers.cli.errors import plain_errors
 if TYPE_CHECKING:
     from service.client import Client
     from service.schemas.experiments import ExperimentOut
-    from service.schemas.service import NodeOut
+    from service.schemas.service import NodeOut, NodeTrialOut
 
 nodes_app = typer.Typer()
 
 _MOST_LOOKED_AT = 50
+_MOST_TRIALS = 8
+_PROBLEM_WIDTH = 72
+"""On a terminal, in columns: a row of several lines would be a screen of them, were each as long as its problem."""
 
 
 @nodes_app.command()
@@ -111,10 +115,11 @@ def _show(found: "list[NodeOut]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        "host", "state", "since", "CPUs", "GPUs", "memory GiB", "GPU models", "runs trials", "problem", box=None
-    )
+    table = Table("host", "state", "since", "CPUs", "GPUs", "memory GiB", "GPU models", "runs trials", box=None)
+    table.add_column("problem", max_width=_PROBLEM_WIDTH, overflow="fold")
+    moment = datetime.now(UTC)
     for one in found:
+        trials = [_working(trial, moment) for trial in one.trials[:_MOST_TRIALS]]
         models = Counter(f"{gpu.name} {gpu.memory_gib:g} GiB" for gpu in one.machine.gpus) if one.machine else {}
         table.add_row(
             Text(f"{one.host} (head)" if one.head else one.host),
@@ -124,10 +129,22 @@ def _show(found: "list[NodeOut]") -> None:
             f"{one.gpus:g}",
             f"{one.memory_gib:g}",
             Text(", ".join(f"{count} x {name}" for name, count in models.items()) or "-"),
-            Text(", ".join(str(trial.id) for trial in one.trials[:8]) + ", ..." * (len(one.trials) > 8) or "-"),
+            Text(",\n".join(trials + ["..."] * (len(one.trials) > _MOST_TRIALS)) or "-"),
             Text(one.problem or "-"),
         )
     print_table(table)
+
+
+def _working(trial: "NodeTrialOut", moment: datetime) -> str:
+    """A trial, the GPUs that it has of its node, and for how long it has run, as far as that is known."""
+    from service.queue.cluster import GPUS
+    from workers.cli.tables import duration
+
+    _, gpus, numbers = trial.place.partition(GPUS)
+    details = [f"GPU {numbers.replace(', ', '+')}"] if gpus else []
+    if trial.since is not None:
+        details.append(duration(max(0.0, (moment - trial.since).total_seconds())))
+    return f"{trial.id} ({', '.join(details)})" if details else str(trial.id)
 
 
 def _show_waiting(experiments: "Iterable[ExperimentOut]") -> None:

@@ -21,8 +21,15 @@ from workers.node.notes import NodeNote, name_here
 from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
 from workers.node.pulse import beat
-from workers.node.raylet import RayProcess, port_options, token_environment
-from workers.node.scratch import NODE_DATA, remove_abandoned
+from workers.node.raylet import (
+    RayProcess,
+    port_options,
+    remove_leftovers,
+    server_ports,
+    taken_port,
+    token_environment,
+)
+from workers.node.scratch import NODE_DATA, node_data, remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +72,7 @@ class Membership:
         self.head, self._token, self._offer, self._probe_command = head, token.absolute(), offer, probe
         self._ray = RayProcess({"raylet"}, self._token, mps=offer.mps)
         self._failures, self._was_member = 0, False
+        self._path_on_head: str | None = None
 
     def run(self) -> None:
         """Stays a node until SIGTERM or Ctrl-C, and leaves nothing behind. Raises `UserError` where it is refused."""
@@ -88,9 +96,16 @@ class Membership:
         """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
         name = name_here()
         beat()  # the pause before and the probe together may take as long as a pulse may be away
+        if (port := self._taken_port()) is not None:
+            words = f"port {port} is taken on this machine, by another node or the head? Choose others with --ports A-B"
+            if not self._was_member:
+                raise UserError(f"{socket.gethostname()} cannot join {self.head}: {words}")
+            self._pause(words)  # whoever took it meanwhile may end
+            return
         if not self._failures:  # a head that does not answer is waited for, by Ray, most of a minute
             logger.info("asking %s whether this machine fits", self.head)
         verdict = self._probe(name)
+        self._path_on_head = verdict.data_dir or self._path_on_head
         # A store that was there is waited for, like the head.
         final = verdict.outcome is Outcome.STORELESS and not self._was_member
         if final or verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
@@ -118,6 +133,13 @@ class Membership:
             self._failures = 0
         self._pause(reason)
 
+    def _taken_port(self) -> int | None:
+        """One that Ray needs here and another program has: Ray would say so after a minute, by a traceback."""
+        if self._offer.ports is None:
+            return None
+        remove_leftovers()  # of a node that was killed: they listen still
+        return taken_port(server_ports(self._offer.ports))
+
     def _start(self, name: str) -> None:
         offer = self._offer
         options: dict[str, object] = {
@@ -138,9 +160,25 @@ class Membership:
         return {} if self._offer.data_dir is None else {NODE_DATA: str(self._offer.data_dir)}
 
     def _remove_scratch(self) -> None:
-        """Trials that were killed leave what they were working on."""
+        """Trials that were killed leave what they were working on; other nodes' trials that live keep theirs."""
+        remove_abandoned(self._data_folder())
+
+    def _data_folder(self) -> Path | None:
+        """Where trials here put their scratch folders; None where that is not known, or is the head's own folder.
+
+        The head's has the cluster's token in it: what its trials leave is its own to remove.
+        """
         if self._offer.data_dir is not None:
-            remove_abandoned(self._offer.data_dir)
+            return self._offer.data_dir
+        if self._path_on_head is None:
+            return None
+        folder = node_data(self._path_on_head)
+        try:
+            return None if (folder / "token").read_bytes() == self._token.read_bytes() else folder
+        except FileNotFoundError:
+            return folder
+        except OSError:  # it cannot be told, as of another user's, or of one that is away
+            return None
 
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""

@@ -4,6 +4,7 @@ The worker's observer writes the head's note every second; its time is the clock
 writes what it has before it starts Ray's processes, or why it does not.
 """
 
+import dataclasses
 import os
 import secrets
 import socket
@@ -123,6 +124,22 @@ class Notes:
         self.heads = Shelf(self.client, HeadNote, "head/")
         self.nodes = Shelf(self.client, NodeNote, "node/")
         self.refused = Shelf(self.client, NodeNote, "refused/")
+
+
+def complain(problem: str) -> None:
+    """Notes what is wrong with the node of Ray on which this process is, until it is probed again.
+
+    A node that left no note, or whose note has a problem already, stays as it is. Errors are Ray's, and `ValueError`.
+    """
+    import ray
+
+    context = ray.get_runtime_context()
+    here = context.get_node_id()
+    name = next(node["NodeName"] for node in ray.nodes() if node["NodeID"] == here)  # type: ignore[no-untyped-call]
+    shelf = Notes(context.gcs_address).nodes
+    note = shelf.get(name)
+    if note is not None and note.problem is None:
+        shelf.put(name, dataclasses.replace(note, problem=problem))
 
 
 def misfits(

@@ -46,10 +46,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the comparison, in words unless it fits."""
+    """What became of the comparison, in words unless it fits. `data_dir`: the head's data folder, at its path there."""
 
     outcome: Outcome
     words: str = ""
+    data_dir: str | None = None
 
 
 VERDICT = TypeAdapter(Verdict)
@@ -88,7 +89,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
         return Verdict(Outcome.UNANSWERED, f"Ray's head at {address}: {str(error).partition(chr(10))[0]}")
     except ValueError:
         return Verdict(Outcome.REFUSED, f"the head at {address} writes other notes: install the same version on both")
-    return Verdict(outcome, said(problems)) if problems else Verdict(Outcome.FITS)
+    return Verdict(outcome if problems else Outcome.FITS, said(problems), head.data_dir)
 
 
 def no_ray_at(address: str) -> str | None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 
@@ -151,12 +151,23 @@ def port_options(ports: range) -> dict[str, int]:
 
     `ports` has a step of 1.
     """
+    manager, objects = server_ports(ports)
     return {
-        "node-manager-port": ports[0],
-        "object-manager-port": ports[1],
+        "node-manager-port": manager,
+        "object-manager-port": objects,
         "min-worker-port": ports[2],
         "max-worker-port": ports[-1],
     }
+
+
+def server_ports(ports: range) -> tuple[int, int]:
+    """Those of the ports at which Ray's two servers listen; without them it does not start."""
+    return ports[0], ports[1]
+
+
+def taken_port(ports: Iterable[int]) -> int | None:
+    """The first of the ports at which a program listens; None where there is none."""
+    return next(filter(_is_taken, ports), None)
 
 
 def free_ports(count: int) -> list[int]:
@@ -174,6 +185,17 @@ def remove_leftovers() -> None:
         logger.info("removing %s, which a killed worker left", folder)
         _sweep(folder, None)
     remove_daemons()
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as tried:
+        # As Ray does: connections of a server that has ended hold its port for a minute.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return True
+    return False
 
 
 def _parts(parent: int, names: Set[str]) -> list[psutil.Process]:

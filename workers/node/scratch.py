@@ -70,9 +70,9 @@ def scratch_folder(data_dir: Path) -> Iterator[Path]:
             return
 
 
-def remove_abandoned(data_dir: Path) -> None:
-    """Removes folders whose processes are gone."""
-    for parent in (data_dir / SCRATCH, _elsewhere()):
+def remove_abandoned(data_dir: Path | None) -> None:
+    """Removes folders whose processes are gone; among the system's temporary ones alone where `data_dir` is None."""
+    for parent in (*([] if data_dir is None else [data_dir / SCRATCH]), _elsewhere()):
         for lock in parent.glob("*.lock"):
             with contextlib.suppress(OSError), lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

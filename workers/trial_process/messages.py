@@ -104,7 +104,10 @@ class CrowdedReport:
 
 @dataclass(frozen=True)
 class HinderedReport:
-    """The trial cannot run here now, by no fault of its own: a disk is full, a store away, torch cannot be loaded."""
+    """The trial cannot run here now, by no fault of its own.
+
+    A disk is full, a store away, torch cannot be loaded, or the machine has another data set of the name.
+    """
 
     message: str
 

@@ -33,7 +33,9 @@ from ttsv.errors import (
 from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.node.cards import OFFERED
+from workers.node.depot.data_sets import OtherDataError
 from workers.node.depot.home import Home
+from workers.node.notes import complain
 from workers.trial_process.messages import (
     GOING_ON,
     NOT_TAKEN,
@@ -208,6 +210,10 @@ class TrialTrainable(tune.Trainable):
             if trouble_of(error) is not None:
                 time.sleep(HINDERED_SECONDS)
                 return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
+            if isinstance(error, OtherDataError):
+                _show_problem(str(error))
+                time.sleep(HINDERED_SECONDS)
+                return HinderedReport(str(error))
             if isinstance(error, TrialError):
                 return FailureReport(error.failure, str(error))
             return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
@@ -271,6 +277,16 @@ def _here() -> tuple[str, str | None]:
         logger.exception("the nodes of the cluster are not known")
         alike = []
     return (named(host, node) if node is not None and len(alike) > 1 else host), node
+
+
+def _show_problem(words: str) -> None:
+    """Has the node say what is wrong with it: no further trial begins here, and this one elsewhere."""
+    if not ray.is_initialized():
+        return
+    try:
+        complain(words)
+    except Exception:  # Ray's, of many kinds: the trial is told to run again anyhow
+        logger.exception("the node cannot say what is wrong with it")
 
 
 def _environment() -> Mapping[str, object] | None:

@@ -15,7 +15,15 @@ from service.settings import Settings
 from ttsv.hardware.processor import computes_bf16
 from workers.node.machine import memory_bytes, own_address, usable_instructions, without_settings
 from workers.node.mps import Mps
-from workers.node.raylet import RayProcess, free_ports, port_options, token_environment
+from workers.node.raylet import (
+    RayProcess,
+    free_ports,
+    port_options,
+    remove_leftovers,
+    server_ports,
+    taken_port,
+    token_environment,
+)
 from workers.worker.observation import Observation
 
 logger = logging.getLogger(__name__)
@@ -129,15 +137,17 @@ class LocalCluster(Cluster):
         self._ray = RayProcess({"gcs_server", "raylet"}, self._token, log, mps)
 
     def start(self) -> None:
-        """Starts in a fresh folder, on fresh ports where no door is open."""
+        """Starts in a fresh folder, on fresh ports where no door is open.
+
+        Raises `OSError` where the machine refuses, or ports of the door are taken.
+        """
         _write_token(self._token)
         (port,) = free_ports(1)
         options: dict[str, object] = {"num-cpus": self._cpus, "num-gpus": self._gpus, "include-dashboard": "false"}
         environment = self._environment
         if self._door is not None:
             port = self._door.port
-            if _is_taken(port):
-                logger.error("port %d, at which nodes would join (TTSV_HEAD_PORT), is taken by another program", port)
+            _require_free(self._door)
             options |= {"node-ip-address": self._door.address, **port_options(self._door.ports)}
             environment = {**environment, **_WITH_NODES}
             logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
@@ -190,14 +200,14 @@ class LocalCluster(Cluster):
         return here or super().bf16() or here
 
 
-def _is_taken(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(("", port))
-        except OSError:
-            return True
-    return False
+def _require_free(door: Door) -> None:
+    """Raises `OSError` where Ray would listen in vain, and say so by a traceback."""
+    remove_leftovers()  # of a worker that was killed: they listen still
+    if taken_port([door.port]):
+        raise OSError(f"port {door.port}, at which nodes would join (TTSV_HEAD_PORT), is taken by another program")
+    if (port := taken_port(server_ports(door.ports))) is not None:
+        words = "is taken on this machine, by a node or another head? Choose others"
+        raise OSError(f"port {port}, the head's own (TTSV_NODE_PORTS), {words}")
 
 
 def _write_token(path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import socket
 import time
@@ -8,8 +9,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from service.storage import Folder
+from ttsv.data import load_dataset
 from workers.cli import data as data_commands
 from workers.cli.__main__ import app
+from workers.node.depot.data_sets import DataSetFiles, describe_data_set, known_data_sets
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +89,84 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert "2.0/2.0 kB" in shown
     assert "unknown.gz" in shown
     assert "700/? bytes" in shown
+
+
+class Head(Folder):
+    """The head's folder as `join_head` gives it, without Ray."""
+
+    def data_set(self, name: str) -> DataSetFiles | str:
+        return describe_data_set(name, self.root / "datasets")
+
+    def data_sets(self) -> list[str]:
+        return known_data_sets(self.root)
+
+
+@pytest.fixture
+def head(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
+    """One with three sets that were never used."""
+    head = Head(tmp_path_factory.mktemp("head"))
+    (data_dir / "token").write_text("x")
+    monkeypatch.setattr("workers.node.raylet.token_environment", lambda token: {})
+    monkeypatch.setattr("workers.node.depot.remote.join_head", lambda address: head)
+    for seed, name in enumerate(("first", "mine", "other")):
+        save(head.root, name, seed)
+    return head
+
+
+def save(data_dir: Path, name: str, seed: int) -> None:
+    (data_dir / "datasets").mkdir(exist_ok=True)
+    images = np.random.default_rng(seed).integers(0, 256, (60, 2, 6, 6), np.uint8)
+    np.savez(data_dir / "datasets" / f"{name}.npz", x_train=images, y_train=np.arange(60) % 3)
+
+
+def sync(data_dir: Path, *names: str) -> Result:
+    return data("sync", "--head", "gpu1", "--token-file", str(data_dir / "token"), *names)
+
+
+def test_sync_brings_what_the_head_never_used(data_dir: Path, head: Head) -> None:
+    done = sync(data_dir)
+    assert (done.exit_code, done.stderr) == (0, "")
+    expected = [f"npz:{name} is in {data_dir}, the same as on the head" for name in ("first", "mine", "other")]
+    assert done.stdout.splitlines() == expected
+
+
+def test_one_set_that_misfits_keeps_no_other_from_coming(data_dir: Path, head: Head) -> None:
+    save(data_dir, "mine", seed=7)
+    load_dataset("npz:mine", data_dir)
+    (head.root / "datasets" / "broken.npz").write_text("no archive")
+    done = sync(data_dir)
+    assert done.exit_code == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["npz:first", "npz:other"]
+    broken, mine, last = done.stderr.splitlines()
+    assert "broken.npz is no whole archive" in broken
+    assert mine.startswith(f"ttsv: dataset = 'npz:mine': on {socket.gethostname()} its content has SHA-256")
+    assert last == "ttsv: 2 of 4 data sets did not come: npz:broken, npz:mine"
+
+
+def test_a_disk_that_is_full_ends_it(data_dir: Path, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(head, "read", refuse)
+    done = sync(data_dir, "npz:first", "npz:mine")
+    assert done.exit_code == 1
+    assert done.stderr == "ttsv: [Errno 28] No space left on device\n"
+
+
+def test_what_is_waited_for_is_said_until_a_file_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(force_terminal=True, width=100, record=True)
+    monkeypatch.setattr(data_commands, "console", lambda: terminal)
+    with data_commands._progress(before="npz:mine: the head reads it"):
+        time.sleep(0.2)
+    assert "npz:mine: the head reads it" in terminal.export_text()
+    with data_commands._progress(before="npz:mine: the head reads it") as progress:
+        assert progress is not None
+        progress("mine.npz", 500, 2000)
+        terminal.export_text()
+        progress("mine.npz", 2000, 2000)
+    shown = terminal.export_text()
+    assert "mine.npz" in shown
+    assert "the head reads it" not in shown
 
 
 def test_a_head_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from service.client import Client
@@ -17,9 +19,11 @@ from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.contenders import say_why
 from service.queue.trials import HeldExperiment
+from service.schemas.service import NodeOut, NodeTrialOut
 from service.specs.states import NodeState
 from tests.held import under
 from workers.cli.__main__ import app
+from workers.cli.nodes import _show, _working
 from workers.node import membership
 from workers.node.membership import Offer
 from workers.node.mps import Mps
@@ -77,8 +81,47 @@ def test_what_runs_says_how_long_it_may_be_silent(there: str, sqlite_url: str) -
     database.write(under(lease, HeldExperiment.place_trial, 1, "gpu2, GPU 0"))
     database.close()
     lines = run(there, "nodes").stdout.splitlines()
-    assert lines[2].split("\t")[7] == "1"
+    assert re.fullmatch(r"1 \(GPU 0, \d s\)", lines[2].split("\t")[7])
     assert re.fullmatch(r"trial 1: last report \d s ago; killed and tried again after 30 min without one", lines[4])
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds", "said"),
+    [
+        ("gpu2 (c6416f72), GPU 0, 1", 190, "12 (GPU 0+1, 3 min)"),
+        ("gpu2", 4000, "12 (1 h 7 min)"),
+        ("gpu2, GPU 3", None, "12 (GPU 3)"),
+        ("gpu2", None, "12"),
+    ],
+)
+def test_a_trial_has_its_gpus_and_its_time_beside_it(place: str, seconds: float | None, said: str) -> None:
+    moment = datetime.now(UTC)
+    since = None if seconds is None else moment - timedelta(seconds=seconds)
+    assert _working(NodeTrialOut(id=12, experiment_id=1, place=place, since=since), moment) == said
+
+
+def test_a_terminal_of_a_hundred_columns_has_a_line_for_each_trial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moment = datetime.now(UTC)
+    trials = [
+        NodeTrialOut(id=20 + number, experiment_id=1, place=f"gpu2, GPU {number}", since=moment) for number in range(9)
+    ]
+    node = NodeOut(
+        **dataclasses.asdict(dataclasses.replace(NODE, machine=None, problem=None)),
+        worker="w",
+        joined_at=moment,
+        seen_at=moment,
+        left_at=None,
+        trials=trials,
+    )
+    monkeypatch.setattr("workers.cli.client_options.console", lambda: Console(force_terminal=True, width=100))
+    _show([node, node.model_copy(update={"problem": "the node has another data set of this name, " * 8})])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 9 + 9, "a long problem is broken where it is beside trials"
+    for number in range(8):
+        assert f"{20 + number} (GPU {number}, 0 s)," in lines[1 + number]
+    assert "..." in lines[9]
 
 
 def test_json_for_scripts(there: str) -> None:

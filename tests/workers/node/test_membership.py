@@ -23,9 +23,18 @@ from workers.node.membership import Membership, Offer
 from workers.node.mps import Mps
 from workers.node.probe import VERDICT, Outcome, Verdict
 from workers.node.pulse import LONGEST_PAUSE
+from workers.node.raylet import taken_port
+from workers.node.scratch import scratch_folder
 
 FITS = Verdict(Outcome.FITS)
 AWAY = Verdict(Outcome.UNANSWERED, "nothing answers")
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scratch folders and ports of other tests are there, too."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(membership, "taken_port", lambda ports: None)
 
 
 class StandInRay:
@@ -125,6 +134,48 @@ def test_its_pulse_is_felt_between_a_pause_and_a_probe(
     assert membership.PROBE_SECONDS < LONGEST_PAUSE < membership.PROBE_SECONDS + membership.LONGEST_PAUSE + 1
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_port_that_another_node_has_refuses_it_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], place: int
+) -> None:
+    """Ray itself would try for a minute, end with a traceback, and so again for ever."""
+    found = member(tmp_path, monkeypatch, [FITS])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found._offer = replace(found._offer, ports=range(port - place, port - place + 100))
+        monkeypatch.setattr(membership, "taken_port", taken_port)
+        words = f"cannot join head:6379: port {port} is taken on this machine, by another node or the head"
+        with pytest.raises(UserError, match=f"{words}.*--ports A-B"):
+            found.run()
+    assert ray(found).options == []
+
+
+def test_a_node_whose_port_was_taken_meanwhile_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = member(tmp_path, monkeypatch, [FITS, FITS, Verdict(Outcome.REFUSED, "another Python")])
+    answers = iter([None, 7000, None, None])
+    monkeypatch.setattr(membership, "taken_port", lambda ports: next(answers))
+    with pytest.raises(UserError, match="another Python"):
+        found.run()
+    assert pauses == [2, 4, 8]
+    assert "port 7000 is taken" in caplog.text
+    assert len(ray(found).options) == 2
+
+
+def test_connections_of_a_node_that_has_left_take_no_port() -> None:
+    """As it closed them first, the system keeps them for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert taken_port([address[1]]) == address[1]
+        with socket.create_connection(address) as client:
+            server.accept()[0].close()
+            client.recv(1)
+    with socket.socket() as strict, pytest.raises(OSError, match="in use"):
+        strict.bind(address)
+    assert taken_port([address[1]]) is None
+
+
 def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
@@ -137,6 +188,49 @@ def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
         found.run()
     assert [one["TTSV_NODE_DATA_DIR"] for one in ray(found).environments] == [str(tmp_path)]
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def left_by_a_killed_trial(file: Path) -> None:
+    """A file in a folder of a scratch folder whose process is gone."""
+    file.parent.mkdir(parents=True)
+    file.parents[1].with_suffix(".lock").touch()
+    file.touch()
+
+
+@pytest.mark.parametrize("token", [None, "x", "of a worker that ran here once"])
+def test_what_trials_leave_at_the_path_of_the_heads_folder_goes_unless_it_is_the_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], token: str | None
+) -> None:
+    there = tmp_path / "ttsv-data"
+    found = member(tmp_path, monkeypatch, [Verdict(Outcome.FITS, data_dir=str(there)), Verdict(Outcome.REFUSED)])
+    file = there / "scratch" / "1a" / "checkpoints" / "4.safetensors"
+
+    def stop(_: StandInRay) -> None:
+        if not file.exists():
+            left_by_a_killed_trial(file)
+
+    monkeypatch.setattr(StandInRay, "stop", stop)
+    if token is not None:
+        there.mkdir()
+        (there / "token").write_text(token)
+    with pytest.raises(UserError):
+        found.run()
+    if token == "x":
+        assert file.exists(), "it is the folder whose token the cluster has"
+    else:
+        assert not any((there / "scratch").iterdir())
+
+
+def test_a_trial_of_another_node_keeps_what_it_works_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    there = tmp_path / "ttsv-data"
+    found = member(tmp_path, monkeypatch, [Verdict(Outcome.FITS, data_dir=str(there)), Verdict(Outcome.REFUSED)])
+    with scratch_folder(there) as working:
+        (working / "journal").touch()
+        with pytest.raises(UserError):
+            found.run()
+        assert (working / "journal").exists()
 
 
 def test_a_store_that_is_away_refuses_a_machine_and_is_waited_for_by_a_node(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from service.queue.cluster import Versions
-from workers.node.notes import MARKER, Folder, HeadNote, misfits
+from service.queue.cluster import Machine, Versions
+from workers.node import notes
+from workers.node.notes import MARKER, Folder, HeadNote, NodeNote, complain, misfits
 
 SAME = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
 HEAD = HeadNote("head", SAME, 1000.0)
@@ -58,3 +60,18 @@ def test_a_folder_is_known_by_its_marker(tmp_path: Path) -> None:
     assert not folder.seen()
     (tmp_path / MARKER).write_text("marked")
     assert folder.seen()
+
+
+def test_a_node_says_what_is_wrong_with_it_unless_it_says_something_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several nodes on a machine the one on which the process is."""
+    note = NodeNote("gpu2-7-abc", "gpu2", Machine(SAME, (), 1.0, 1.0, None))
+    left = {note.name: note, "gpu2-8-def": note}
+    shelf = SimpleNamespace(get=left.get, put=left.__setitem__)
+    monkeypatch.setattr(notes, "Notes", lambda address: {"head:6379": SimpleNamespace(nodes=shelf)}[address])
+    there = [{"NodeID": name[:6], "NodeName": name} for name in ("gpu2-8-def", note.name, "gpu3-by-hand")]
+    monkeypatch.setattr("ray.nodes", lambda: there)
+    for node_id, words in (("gpu2-7", "another set"), ("gpu2-7", "and one more"), ("gpu3-b", "it has no note")):
+        context = SimpleNamespace(gcs_address="head:6379", get_node_id=lambda node_id=node_id: node_id)
+        monkeypatch.setattr("ray.get_runtime_context", lambda context=context: context)
+        complain(words)
+    assert left == {note.name: dataclasses.replace(note, problem="another set"), "gpu2-8-def": note}

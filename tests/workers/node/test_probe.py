@@ -17,7 +17,7 @@ import pytest
 from service.queue.cluster import Machine, Versions
 from workers.node import probe
 from workers.node.notes import MARKER, Folder, HeadNote, NodeNote
-from workers.node.probe import Outcome, compare_clocks, judge
+from workers.node.probe import Outcome, Verdict, compare_clocks, judge
 from workers.node.scratch import NODE_DATA
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
@@ -70,8 +70,8 @@ def judged(monkeypatch: pytest.MonkeyPatch, address: str, board: Any, note: Node
 
 
 def test_one_that_fits_is_introduced(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
-    board = Board(HeadNote("head", VERSIONS, 0))
-    assert judged(monkeypatch, head, board).outcome is Outcome.FITS
+    board = Board(HeadNote("head", VERSIONS, 0, data_dir="/srv/ttsv"))
+    assert judged(monkeypatch, head, board) == Verdict(Outcome.FITS, data_dir="/srv/ttsv")
     assert board.nodes.notes["n"].problem is None
     assert abs(board.nodes.notes["n"].machine.clock_seconds) < 1
     assert board.refused.notes == {}

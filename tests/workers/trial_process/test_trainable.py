@@ -30,6 +30,7 @@ from ttsv.errors import (
     OutOfMemoryError,
 )
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from workers.node.depot.data_sets import OtherDataError
 from workers.trial_process.messages import (
     NOT_TAKEN,
     CrowdedReport,
@@ -229,6 +230,34 @@ def test_files_that_cannot_be_kept_are_not_the_trials_fault(
     assert said in final.message
     assert HINDERED_SECONDS in waited
     assert trainable.reset_config(config(tmp_path, good, fence=2))
+
+
+def test_another_data_set_is_the_nodes_trouble_and_not_the_trials(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node says so before the trial is tried again: else it would come here once more."""
+    happened = list[str | float]()
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", happened.append)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_accelerator_ids=dict))
+    monkeypatch.setattr("workers.trial_process.trainable.complain", happened.append)
+    words = "on gpu2 its content has another SHA-256"
+
+    def bring(*_: Any) -> Iterator[StageProgress]:
+        raise OtherDataError(words)
+
+    monkeypatch.setattr("workers.trial_process.workplace.Workplace.bring_data_sets", bring)
+    monkeypatch.setattr("workers.trial_process.trainable._here", lambda: (socket.gethostname(), None))
+    trainable.reset_config(config(tmp_path, good))
+    assert reports(trainable)[-1] == HinderedReport(words)
+    assert happened == [words, HINDERED_SECONDS]
+
+    def refuse(_words: str) -> None:
+        raise RuntimeError("the head does not answer")
+
+    monkeypatch.setattr("workers.trial_process.trainable.complain", refuse)
+    trainable.reset_config(config(tmp_path, good, fence=2))
+    assert reports(trainable)[-1] == HinderedReport(words)
 
 
 def test_what_a_trial_says_of_itself_is_believed_where_the_disk_is_full(

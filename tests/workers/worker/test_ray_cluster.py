@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from service.queue.cluster import Machine, Node, Versions
 from service.settings import Settings
 from service.specs.states import NodeState
 from workers.node.processes import identity
+from workers.node.raylet import free_ports
 from workers.worker import ray_cluster
 from workers.worker.observation import Observation
 from workers.worker.ray_cluster import Cluster, Door, LocalCluster, _write_token
@@ -162,8 +164,13 @@ class TestDoor:
         assert not [part for part in command if part.startswith(("--node-", "--object-manager", "--min-", "--max-"))]
 
     def test_ports_are_those_of_the_settings(
-        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        fast_death: list[list[str]],
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(ray_cluster, "taken_port", lambda ports: None)
         settings = Settings(data_dir=tmp_path, head_address="localhost", head_port=23_456, node_ports="7000-7099")
         cluster = LocalCluster(tmp_path, cpus=2, gpus=1, door=Door.of(settings))
         with caplog.at_level("INFO"):
@@ -181,15 +188,22 @@ class TestDoor:
         assert cluster.address == "127.0.0.1:23456"
         assert "nodes join at 127.0.0.1:23456" in caplog.text
 
-    def test_a_port_that_is_taken_is_said(
-        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_port_that_is_taken_is_said(self, tmp_path: Path, fast_death: list[list[str]]) -> None:
+        """Before Ray starts, which would say so by a traceback after a minute, and again for ever."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", port, range(7000, 7100)))
-            cluster.start()
-            cluster.stop()
-        assert f"port {port}, at which nodes would join (TTSV_HEAD_PORT), is taken" in caplog.text
+            (free,) = free_ports(1)
+            for head, ports, words in (
+                (port, range(free, free + 100), "at which nodes would join (TTSV_HEAD_PORT), is taken by another"),
+                (free, range(port, port + 100), "the head's own (TTSV_NODE_PORTS), is taken on this machine"),
+                (free, range(port - 1, port + 99), "the head's own (TTSV_NODE_PORTS), is taken on this machine"),
+            ):
+                cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", head, ports))
+                with pytest.raises(OSError, match=re.escape(f"port {port}, {words}")):
+                    cluster.start()
+                assert cluster.failed()
+                cluster.stop()
+        assert fast_death == []
 
     @pytest.mark.parametrize("address", ["192.0.2.77", "no.such.name.invalid"])
     def test_an_address_of_another_machine(self, tmp_path: Path, address: str) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,10 @@ class DataSetFiles:
     files: Mapping[str, DataSetFile]
 
 
+class OtherDataError(DataError):
+    """This machine has another data set under the name than the head: no fault of the trial that meets it."""
+
+
 class DataSetSource(Store, Protocol):
     """The head's folder, which says what data sets there are."""
 
@@ -42,16 +47,18 @@ class DataSetSource(Store, Protocol):
         """A data set as it is there; in words why there is none."""
 
     def data_sets(self) -> list[str]:
-        """The names of those that are there and need files."""
+        """The names of those whose files are there."""
 
 
 def known_data_sets(data_dir: Path) -> list[str]:
-    """The names of data sets in a data folder that need files, those of corrupted images among them."""
-    from ttsv.data import list_datasets
+    """The names of data sets whose files are in a data folder, used or not; those of corrupted images among them."""
+    from ttsv.data.catalog import FETCHED
     from ttsv.data.corruptions import PUBLISHED
+    from ttsv.data.own import own_names
 
-    sets = [one.name for one in list_datasets(data_dir) if one.sha256 and not (one.info and one.info.embedded)]
-    return sets + [name for name in PUBLISHED if (data_dir / FOLDER / name).is_dir()]
+    folder = data_dir / FOLDER
+    fetched = [name for name, files in FETCHED.items() if (folder / files).exists()]
+    return [*fetched, *own_names(folder), *(name for name in PUBLISHED if (folder / name).is_dir())]
 
 
 def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
@@ -96,7 +103,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     """Has a data set here that is the same as the head's; whether files had to come. Others wait for it meanwhile.
 
     What an interrupted copy left is gone on with; every file is checked, then the content. Raises `DataError` where the
-    head has none and this machine neither, or where this machine has another one under the name, and `OSError`.
+    head has none and this machine neither, `OtherDataError` where this machine has another one under the name, and
+    `OSError`.
     """
     from ttsv.data.content import ContentRecord
     from ttsv.data.corruptions import PUBLISHED
@@ -108,12 +116,16 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     if isinstance(theirs, str):
         if record is not None:
             return False
-        fix = f"have it on the head (`{_fetch(name)}` there), then `ttsv data sync` here, or try again"
-        raise DataError(f"dataset = {name!r}: it is neither here nor on the head ({theirs}): {fix}")
+        host = socket.gethostname()
+        fix = f"{_put(name)}, then `ttsv data sync {name}` on {host}, or try again"
+        raise DataError(f"dataset = {name!r}: it is not on {host}, and the head gives none ({theirs}): {fix}")
     if record is not None and record.sha256 != theirs.sha256:
-        raise DataError(
-            f"dataset = {name!r}: here its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: results "
-            f"would not be comparable; remove {record.path} and the set's files here, then run `ttsv data sync {name}`"
+        # The path alone may be the head's, too: whoever reads this there must not remove the right set.
+        host = socket.gethostname()
+        raise OtherDataError(
+            f"dataset = {name!r}: on {host} its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: "
+            f"results would not be comparable; on {host}, and not on the head, remove {record.path} and the set's "
+            f"files, then run `ttsv data sync {name}` there"
         )
     if record is not None and _whole(theirs, folder) and (corrupted or find_shared(name, folder) is not None):
         return False
@@ -186,7 +198,12 @@ def _whole(wanted: DataSetFiles, folder: Path) -> bool:
         return False
 
 
-def _fetch(name: str) -> str:
+def _put(name: str) -> str:
+    """How a data set comes to the head: one of the user's own nobody publishes."""
+    from ttsv.data.catalog import own_set
     from ttsv.data.source import fetch_command
 
-    return fetch_command(name)
+    if (own := own_set(name)) is None:
+        return f"have it on the head (`{fetch_command(name)}` there)"
+    kind, stem = own
+    return f"put {stem + '.npz' if kind == 'npz' else f'the folder {stem}'} into `{FOLDER}` of the head's data folder"

@@ -119,7 +119,7 @@ class RemoteFolder:
         return found
 
     def data_sets(self) -> list[str]:
-        """The names of those that are there and need files."""
+        """The names of those whose files are there."""
         found: list[str] = self._ask("data_sets", seconds=DATA_SET_SECONDS)
         return found
 

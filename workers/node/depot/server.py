@@ -59,7 +59,7 @@ class Depot:
             return describe_data_set(name, self._folder.root / "datasets")
 
     def data_sets(self) -> list[str]:
-        """The names of those that are here and need files."""
+        """The names of those whose files are here."""
         with self._work():
             return known_data_sets(self._folder.root)
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import socket
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ttsv.errors import DataError
 from workers.node.depot import data_sets
 from workers.node.depot.data_sets import (
     DataSetFiles,
+    OtherDataError,
     bring_baseline,
     bring_data_set,
     describe_data_set,
@@ -101,8 +103,12 @@ def test_a_file_damaged_here_is_brought_again(head: Head, node: Path) -> None:
 def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
     save(node, seed=1)
     load_dataset("npz:mine", node)
-    with pytest.raises(DataError, match=r"dataset = 'npz:mine': here its content has .* run `ttsv data sync npz:mine`"):
+    with pytest.raises(OtherDataError) as caught:
         bring_data_set("npz:mine", node, head, quiet)
+    host, record = socket.gethostname(), node / "datasets/npz-mine.sha256.json"
+    assert str(caught.value).startswith(f"dataset = 'npz:mine': on {host} its content has SHA-256 ")
+    words = f"on {host}, and not on the head, remove {record} and the set's files, then run `ttsv data sync npz:mine`"
+    assert words in str(caught.value), "whoever reads it on the head removes nothing there"
 
 
 def test_the_same_content_in_other_files_is_brought_and_goes_on(head: Head, node: Path) -> None:
@@ -126,8 +132,31 @@ def test_a_set_that_is_here_but_was_never_used_is_compared(head: Head, node: Pat
 
 
 def test_one_that_nobody_has(head: Head, node: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset = 'cifar10': it is neither here nor on the head .*ttsv data fetch"):
+    words = (
+        f"dataset = 'cifar10': it is not on {socket.gethostname()}, and the head gives none .*`ttsv data fetch cifar10`"
+    )
+    with pytest.raises(DataError, match=words):
         bring_data_set("cifar10", node, head, quiet)
+
+
+@pytest.mark.parametrize(("name", "what"), [("npz:nosuch", "nosuch.npz"), ("folder:nosuch", "the folder nosuch")])
+def test_one_of_the_users_own_that_nobody_has_is_put_there_and_not_downloaded(
+    head: Head, node: Path, name: str, what: str
+) -> None:
+    with pytest.raises(DataError, match=f"put {what} into `datasets` of the head's data folder, then") as caught:
+        bring_data_set(name, node, head, quiet)
+    assert "data fetch" not in str(caught.value)
+
+
+def test_what_the_head_has_is_told_before_its_first_use(head: Head, node: Path) -> None:
+    datasets = head.root / "datasets"
+    (datasets / "pets" / "train" / "cat").mkdir(parents=True)
+    (datasets / "cifar-10-batches-py").mkdir()
+    load_dataset("digits", head.root)
+    assert head.data_sets() == ["cifar10", "npz:mine", "folder:pets"], "those that need no files are left out"
+    assert not (datasets / "npz-mine.sha256.json").exists()
+    assert bring_data_set("npz:mine", node, head, quiet)
+    assert (datasets / "npz-mine.sha256.json").read_bytes() == (node / "datasets/npz-mine.sha256.json").read_bytes()
 
 
 def test_one_that_this_machine_alone_has(head: Head, node: Path) -> None:
@@ -170,7 +199,7 @@ def test_corrupted_images(head: Head, node: Path, monkeypatch: pytest.MonkeyPatc
     read = head.bytes_read
     assert not bring_data_set("CIFAR-10-C", node, head, quiet)
     assert head.bytes_read == read
-    assert set(head.data_sets()) == {"CIFAR-10-C"}
+    assert head.data_sets() == ["npz:mine", "CIFAR-10-C"]
 
 
 def test_the_baseline_of_corruption_errors_is_the_heads(head: Head, node: Path) -> None:

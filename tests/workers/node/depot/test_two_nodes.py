@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from service.experiments import actions
 from service.main import create_app
 from service.settings import Settings
 from service.specs.states import NodeState
+from tests.chaos.site import why_not_unshared
 from ttsv.data import load_dataset
 
 if TYPE_CHECKING:
@@ -95,6 +97,49 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     assert not list((lab.data_dir / "incoming").iterdir())
 
 
+@pytest.mark.deep
+def test_a_node_with_another_data_set_of_the_name_hinders_trials_and_fails_none(lab: Lab, machines: Machines) -> None:
+    lab.start_worker()
+    lab.wait_for((lab.data_dir / "token").exists)
+    shutil.copy(lab.data_dir / "token", machines.token)
+    own = machines.folder / "own"
+    save_images(lab.data_dir / "datasets" / "mine.npz")
+    save_images(own / "datasets" / "mine.npz", seed=1)
+    machines.start("node", TTSV_DATA_DIR=str(own), TTSV_WORKER_GPUS="0")
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+    base = {"dataset": "npz:mine", "model": "small-cnn", "training": {"epochs": 4, "lr": 0.5}}
+    experiment = lab.post([0, 1, 2, 3], base=base)
+    (problem,) = lab.wait_for(lambda: [row.problem for row in machines.seen(NodeState.ALIVE) if row.problem], 120)
+    assert f"on {socket.gethostname()} its content has SHA-256" in problem
+    lab.wait_until_final(experiment, 240)
+    lab.assert_whole(experiment)
+    assert sum(trial.deaths for trial in lab.trials(experiment)) == 0
+
+
+@pytest.mark.deep
+def test_a_node_that_is_stopped_leaves_no_checkpoint_at_the_path_of_the_heads_folder(
+    lab: Lab, machines: Machines
+) -> None:
+    """As the documented command has it: nothing says where its data folder is."""
+    if (reason := why_not_unshared()) is not None:
+        pytest.skip(reason)
+    lab.start_worker()
+    lab.wait_for((lab.data_dir / "token").exists)
+    shutil.copy(lab.data_dir / "token", machines.token)
+    own = machines.folder / "own"
+    own.mkdir()
+    mount = f"mount --bind '{own}' '{lab.data_dir}' && exec \"$@\""
+    node = machines.start("node", before=["unshare", "--mount", "sh", "-c", mount, "sh"])
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+    experiment = lab.post([0], epochs=10_000, seconds=0.2, resources={"cpus": 1, "gpus": 1})  # the head has none
+    lab.wait_for_epochs(experiment, 3, 180)
+    assert list(own.glob("scratch/*/trials/*/*/checkpoint")), "it works there"
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(30) == 0
+    assert not list((own / "scratch").iterdir())
+    assert not machines.processes()
+
+
 def assert_served(lab: Lab, experiment_id: int) -> None:
     """The API gives every file of every trial, whole."""
     with TestClient(create_app(Settings(data_dir=lab.data_dir))) as api:
@@ -105,9 +150,9 @@ def assert_served(lab: Lab, experiment_id: int) -> None:
             assert content.decode() == lab.weights(trial.seed, trial.epochs)
 
 
-def save_images(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    images = np.random.default_rng(0).integers(0, 256, (3000, 3, 20, 20), np.uint8)
+def save_images(path: Path, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(seed).integers(0, 256, (3000, 3, 20, 20), np.uint8)
     np.savez(path, x_train=images, y_train=np.arange(3000) % 3)
     load_dataset("npz:mine", path.parents[1])
 
