@@ -144,8 +144,8 @@ class ExperimentSpec(Part):
         ge=1,
         le=10**8,
         allow_inf_nan=False,
-        description="A trial that reports nothing and gets on by no step for so many seconds is killed and tried again; "
-        "null: ten times its own longest pause, and never less than half an hour.",
+        description="A trial that reports nothing and gets on by no step for so many seconds is killed and tried "
+        "again; null: ten times its own longest pause, and never less than half an hour.",
     )
     max_concurrent_trials: int | None = Field(None, ge=1, le=_MOST, description="At most so many at a time.")
     order: Literal["grid", "random", "seeds-last"] = Field(
