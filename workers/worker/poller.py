@@ -69,7 +69,8 @@ class Worker:
             raise
         self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
         self._drivers = Drivers(settings, self._cluster, driver)
-        self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity)
+        most = settings.max_experiments
+        self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity, most=most)
         self._ended: list[Lease] = []
         self._greet_after = self._heard_until = 0.0
         self._nodes_after = 0.0
