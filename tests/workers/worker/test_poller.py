@@ -716,6 +716,20 @@ class TestMost:
             rig.worker._turn()
             time.sleep(0.02)
 
+    def test_without_a_setting_as_many_run_as_the_machine_holds(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("workers.worker.poller.most_drivers", lambda: 32)
+        numbers = self.post(lab, 32, trials=1)
+        rig = self.rig(lab)
+        rig.worker._turn()
+        rig.worker._turn()
+        assert {(lab.experiment(number).state, lab.experiment(number).waiting) for number in numbers} == {
+            ("running", None)
+        }
+        assert self.slots(rig) == dict.fromkeys(numbers, 1)
+        rig.worker._drain()
+
     def test_what_waits_only_for_that_says_so(self, lab: Lab) -> None:
         numbers = self.post(lab, 32, trials=1)
         everybodys = update(Experiment).values(owner=cast(Experiment.id, String))
