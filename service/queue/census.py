@@ -15,16 +15,17 @@ from service.database import ClusterNode, Event, Experiment, ExperimentState, Ta
 from service.experiments.events import EventKind
 from service.queue import nodes
 from service.queue.leases import HEARD_WITHIN
-from service.queue.shares import NEEDS, NO_NODE
+from service.queue.shares import AT_A_TIME, NEEDS, NO_NODE
 
 _MOST_NODES = 1000
 WAITING = {
     "turn": ("others come first", "the cluster is full"),
+    "limit": (AT_A_TIME,),
     "places": (NEEDS,),
     "driver": ("its driver",),
     "worker": ("no worker", NO_NODE),
 }
-"""How reasons begin for which experiments wait, by class; besides there are `unfit` (no node has room) and `other`."""
+"""How reasons begin or end for which experiments wait, by class; besides: `unfit` (no node has room) and `other`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def waiting_for(reason: str, *, unfit: bool) -> str:
     """The class of a reason."""
     if unfit:
         return "unfit"
-    return next((name for name, begins in WAITING.items() if reason.startswith(begins)), "other")
+    return next((name for name, said in WAITING.items() if reason.startswith(said) or reason.endswith(said)), "other")
 
 
 class Counted(NamedTuple):

@@ -13,6 +13,8 @@ NEEDS = "needs "
 """How a shortage begins."""
 NO_NODE = "no node is ready for trials"
 """Said where no trial can be too large: the cluster starts, or none of its nodes fits its head."""
+AT_A_TIME = " at a time here; TTSV_MAX_EXPERIMENTS"
+"""How it is said that as many experiments run as may."""
 HALF_LIFE_SECONDS = 6 * 3600.0
 """After so long what somebody used counts half."""
 

@@ -100,7 +100,12 @@ class Settings(BaseSettings):
         10, gt=0, description="Time between two heartbeats of a lease; unless set, at most a sixth of the lease."
     )
     lease_seconds: float = Field(60, gt=0, description="A heartbeat standing still this long loses the lease.")
-    max_experiments: int = Field(8, ge=1, description="Experiments one worker runs side by side.")
+    max_experiments: int | None = Field(
+        None,
+        ge=1,
+        description="Experiments one worker runs side by side; by default as many as its machine has memory and cores "
+        "for, 8 at least.",
+    )
     unfit_seconds: float | None = Field(
         None,
         gt=0,

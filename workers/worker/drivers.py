@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from service.database.outages import Backoff
 from service.queue.leases import Lease
 from service.settings import Settings
+from workers.node.machine import local_cpus, memory_bytes
 from workers.node.processes import cpu_seconds, kill_session, spawn, stop
 from workers.trial_process.trial_folder import tune_folder
 from workers.worker.ray_cluster import Cluster
@@ -27,6 +28,16 @@ LONGEST_PAUSE = 60.0
 START_SECONDS = 300.0
 """For so long a driver may start, and while it computes has its lease renewed for it: imports can take longer."""
 _HEALTHY_SECONDS = 60.0
+_BYTES = 250 * 10**6
+"""What a driver has in memory; 90 MB of it all share."""
+_OF_A_CORE = 16
+"""Each computes for 2.7 seconds to start, and then for a fiftieth of the time where its trial has an epoch a second."""
+_LEAST = 8
+
+
+def most_drivers() -> int:
+    """How many drivers this machine holds beside all else: by a quarter of its memory, and by its cores."""
+    return max(_LEAST, min(memory_bytes() // 4 // _BYTES, _OF_A_CORE * local_cpus()))
 
 
 @dataclass(eq=False)

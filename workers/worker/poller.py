@@ -25,7 +25,7 @@ from workers.node.machine import local_cpus
 from workers.node.mps import Mps
 from workers.node.processes import identity, is_dead, stop
 from workers.node.pulse import beat
-from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
+from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers, most_drivers
 from workers.worker.job_time import Allocation
 from workers.worker.observation import Observation
 from workers.worker.ray_cluster import Cluster, Door, LocalCluster
@@ -69,7 +69,8 @@ class Worker:
             raise
         self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
         self._drivers = Drivers(settings, self._cluster, driver)
-        self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity)
+        self._most = settings.max_experiments or most_drivers()
+        self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity, most=self._most)
         self._ended: list[Lease] = []
         self._greet_after = self._heard_until = 0.0
         self._nodes_after = 0.0
@@ -86,7 +87,13 @@ class Worker:
 
         No longer than its allocation: True where that ended while there was something to do.
         """
-        logger.info("worker %s: %d CPUs, %d GPUs", self.name, self._cpus, self._cards.count)
+        logger.info(
+            "worker %s: %d CPUs, %d GPUs, %d experiments at a time",
+            self.name,
+            self._cpus,
+            self._cards.count,
+            self._most,
+        )
         with self._signals():
             try:
                 self._start_cluster()

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from sqlalchemy.orm import Session
@@ -18,7 +18,7 @@ from service.queue.cluster import Node
 from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.nodes import AtWork
 from service.queue.places import Decision, Places
-from service.queue.shares import NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
+from service.queue.shares import AT_A_TIME, NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
 from service.settings import Settings
 from workers.worker.drivers import Drivers
@@ -36,13 +36,23 @@ _ELSEWHERE = "elsewhere"
 
 
 class Scheduler:
-    """Divides one cluster among the experiments that could use it. `worker` claims them, as the process that it is."""
+    """Divides one cluster among the experiments that could use it. `worker` claims them, as the process that it is.
+
+    No more than `most` of them have a driver at a time.
+    """
 
     def __init__(
-        self, settings: Settings, database: Database, drivers: Drivers, worker: str, process: ProcessIdentity | None
+        self,
+        settings: Settings,
+        database: Database,
+        drivers: Drivers,
+        worker: str,
+        process: ProcessIdentity | None,
+        *,
+        most: int,
     ) -> None:
         self._settings, self._database, self._drivers = settings, database, drivers
-        self._worker, self._process = worker, process
+        self._worker, self._process, self._most = worker, process, most
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
         self._misfits, self._misfits_of, self._look_again_at = set[int](), list[Amount](), 0.0
@@ -50,6 +60,8 @@ class Scheduler:
         self._at_work, self._at_work_after = list[AtWork](), 0.0
         self._sharing: dict[str, float] = {}
         self._idle_since: dict[int, float] = {}
+        self._leaving: list[int] = []
+        """Whose drivers begin nothing more, as others are due one: until they are gone, whoever is due by then."""
 
     def share(self, seen: Sequence[Node]) -> bool:
         """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now.
@@ -74,16 +86,21 @@ class Scheduler:
         self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
         waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
         demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
-        limit = self._settings.max_experiments
-        shares = allocate(demands, left, most_experiments=limit, usage=self._usage)
+        share_out = partial(allocate, nodes=left, usage=self._usage)
+        due = share_out(demands, most_experiments=self._most)
+        limited = len(due) == self._most < len(demands)
+        everybodys = share_out(demands, most_experiments=len(demands)) if limited else due
+        able = self._able(demands, due, drivers, share_out)
+        late = due.keys() - {demand.experiment_id for demand in able}
+        shares = share_out(able, most_experiments=self._most) if late else dict(due)
         keeping: dict[int, int] = {}
         if any(one.preempt for one in found):
-            holding, firm = (allocate(demands, left, most_experiments=limit, firm=firm) for firm in (False, True))
-            keeping = going_on(found, shares, holding, firm)
+            holding, firm = (allocate(demands, left, most_experiments=self._most, firm=firm) for firm in (False, True))
+            keeping = going_on(found, {**due, **shares}, holding, firm)
         ours = [one.demand for one in found if one.claimed]
         known = [place for place in places if place.id]
         standing = partial(self._standing, ours, seen)
-        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), keeping, demands)
+        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), keeping, able)
         for number, more in decision.lent.items():
             shares[number] = shares.get(number, 0) + more
             keeping |= {number: max(keeping[number], shares[number])} if number in keeping else {}
@@ -95,16 +112,44 @@ class Scheduler:
             shunned = [*unfit, *decision.shunned_by(number)]
             if (driver := drivers.get(number)) is not None:
                 driver.tell(slots, keeping.get(number, sys.maxsize), shunned, decision.staying.get(number))
-            elif slots and len(self._drivers) < 2 * limit:
+            elif slots and len(self._drivers) < self._most:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed:
                 self._database.write(partial(self._complete, experiment_id=number))
+            else:
+                slots = 0
             if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
-                waits[number] = _behind(shares)
+                fits = number in everybodys or number in shares
+                waits[number] = _too_many(self._most) if fits else _behind(shares)
         waits |= decision.reasons
         self._say_why(found, self._said(found, waits, room, rooms), decision)
         self._pass_over(found, room)
         return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
+
+    def _able(
+        self,
+        demands: Sequence[Demand],
+        due: Mapping[int, int],
+        drivers: Collection[int],
+        share_out: Callable[..., Mapping[int, int]],
+    ) -> Sequence[Demand]:
+        """Those that may have trials now: all, while a driver can be started for whoever has none.
+
+        Else what is due to those without one goes to those that run. For each of them one that nothing is due to begins
+        nothing more and leaves, who has run longest first; at most half of them at a time, as drivers take long to
+        start, and no place is to stay empty meanwhile.
+        """
+        free = max(0, self._most - len(self._drivers))
+        coming = [one for one in demands if one.experiment_id in due and one.experiment_id not in drivers]
+        late = max(0, len(coming) - free)
+        if free and not late:
+            self._leaving = []
+            return demands
+        leaving = [number for number in self._leaving if number in drivers]
+        leaving += [number for number in drivers if number not in due and number not in leaving]
+        self._leaving = leaving[: min(late, max(1, self._most // 2))]
+        able = {*drivers, *share_out(coming, most_experiments=free)} - {*self._leaving}
+        return [demand for demand in demands if demand.experiment_id in able]
 
     def _sharing_now(self, seen: Collection[str]) -> Collection[str]:
         """The workers that have this cluster too, as with one `RAY_ADDRESS`; each is seen as such now and then."""
@@ -202,8 +247,8 @@ class Scheduler:
         return said
 
     def _make_room(self, found: Sequence[Contender], shares: Mapping[int, int]) -> None:
-        """Where there are many drivers, those that have nothing to run give their experiments back."""
-        if len(self._drivers) < self._settings.max_experiments:
+        """Where there is no room for another driver, those that have nothing to run give their experiments back."""
+        if len(self._drivers) < self._most:
             return
         idle = {one.demand.experiment_id for one in found if one.demand.running == 0} - shares.keys()
         for driver in self._drivers:
@@ -294,6 +339,11 @@ def _needs_of(trial: AtWork, needs: Amount) -> Amount:
 def _waited(one: Contender) -> float:
     """For how many seconds an experiment has fitted no node."""
     return 0.0 if one.unfit_since is None else (now() - one.unfit_since).total_seconds()
+
+
+def _too_many(most: int) -> str:
+    """Why an experiment must wait for which there is room."""
+    return f"{most} experiment{'s run' if most > 1 else ' runs'}{AT_A_TIME}"
 
 
 def _behind(shares: Mapping[int, int]) -> str:

@@ -227,6 +227,7 @@ class TestWhichNode:
 def test_prometheus_is_told_why_experiments_wait(api: TestClient, database: Database) -> None:
     reasons = {
         "turn": "others come first: the cluster is shared by experiments 4",
+        "limit": "8 experiments run at a time here; TTSV_MAX_EXPERIMENTS",
         "unfit": "needs 3 GPUs on one node; the largest has 2",
         "places": "needs 2 GPUs on one node; 2 are free, on different nodes",
         "driver": "its driver died or could not start once",

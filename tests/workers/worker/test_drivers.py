@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from service.queue.leases import Lease
-from workers.worker.drivers import Driver
+from workers.worker.drivers import Driver, most_drivers
 
 
 @pytest.mark.parametrize("nodes", [0, 200], ids=["short words", "words longer than what a pipe takes at once"])
@@ -52,3 +52,14 @@ def test_one_that_is_dead_is_told_nothing() -> None:
     driver.tell(1, 9)
     driver.tell(2, 9)
     driver.child.stdin.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("gib", "cores", "most"), [(2, 1, 8), (16, 1, 16), (16, 8, 17), (512, 8, 128), (512, 64, 549)], ids=str
+)
+def test_a_machine_holds_as_many_as_a_quarter_of_its_memory_and_its_cores_do(
+    monkeypatch: pytest.MonkeyPatch, gib: int, cores: int, most: int
+) -> None:
+    monkeypatch.setattr("workers.worker.drivers.memory_bytes", lambda: gib * 2**30)
+    monkeypatch.setattr("workers.worker.drivers.local_cpus", lambda: cores)
+    assert most_drivers() == most

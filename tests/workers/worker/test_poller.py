@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import String, cast, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -32,7 +32,7 @@ from service.queue import leases, nodes
 from service.queue.cluster import Node
 from service.queue.contenders import contenders, say_why
 from service.queue.leases import Lease
-from service.queue.shares import Amount
+from service.queue.shares import Amount, Demand
 from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings
 from service.storage import remove_checkpoints
@@ -668,6 +668,143 @@ def test_claims_no_more_than_it_may_run(lab: Lab) -> None:
     rig.worker._drain()
     assert [lab.experiment(number).state for number in (1, 2, 3)] == ["queued"] * 3
     assert rig.cluster.stops == 1
+
+
+class TestMost:
+    """Four nodes of eight GPUs, and more experiments than may run at a time."""
+
+    ROOM = (Amount(64, 8),) * 4
+    SAYS = "4 experiments run at a time here; TTSV_MAX_EXPERIMENTS"
+
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.queue.places.SHORT_SECONDS", 0.1)
+        monkeypatch.setattr("workers.worker.scheduler.PLACES_SECONDS", 0.1)
+
+    def rig(self, lab: Lab, **settings: Any) -> Rig:
+        rig = Rig(lab, SLEEP, **settings)
+        rig.cluster.room = list(self.ROOM)
+        return rig
+
+    def post(self, lab: Lab, experiments: int, trials: int) -> list[int]:
+        return [lab.post(list(range(trials)), resources={"gpus": 1}) for _ in range(experiments)]
+
+    def slots(self, rig: Rig) -> dict[int, int]:
+        """What each driver was told that it may run."""
+        return {driver.lease.experiment_id: json.loads(driver.told or "")["slots"] for driver in rig.worker._drivers}
+
+    def run(self, lab: Lab, experiment_id: int, trials: int) -> None:
+        """Has so many trials of the experiment run."""
+        ids = [trial.id for trial in lab.trials(experiment_id)][:trials]
+
+        def start(session: Session) -> None:
+            with hold(session, Lease(experiment_id, 1)) as held:
+                for trial_id in ids:
+                    held.start_trial(trial_id)
+
+        lab.database.write(start)
+
+    def end(self, lab: Lab, experiment_id: int, trials: int) -> None:
+        """Has so many trials of the experiment end."""
+        for trial in lab.trials(experiment_id)[:trials]:
+            lab.database.write(under(Lease(experiment_id, 1), HeldExperiment.fail_trial, trial.id, "error", "its own"))
+
+    def settle(self, rig: Rig) -> None:
+        """Decides for longer than it takes until what is left over is lent."""
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            rig.worker._turn()
+            time.sleep(0.02)
+
+    def test_without_a_setting_as_many_run_as_the_machine_holds(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("workers.worker.poller.most_drivers", lambda: 32)
+        numbers = self.post(lab, 32, trials=1)
+        rig = self.rig(lab)
+        rig.worker._turn()
+        rig.worker._turn()
+        assert {(lab.experiment(number).state, lab.experiment(number).waiting) for number in numbers} == {
+            ("running", None)
+        }
+        assert self.slots(rig) == dict.fromkeys(numbers, 1)
+        rig.worker._drain()
+
+    def test_what_waits_only_for_that_says_so(self, lab: Lab) -> None:
+        numbers = self.post(lab, 32, trials=1)
+        everybodys = update(Experiment).values(owner=cast(Experiment.id, String))
+        lab.database.write(lambda session: session.execute(everybodys))
+        rig = self.rig(lab, max_experiments=4)
+        rig.worker._turn()
+        for number in numbers[:4]:
+            self.run(lab, number, 1)
+        self.settle(rig)
+        waits = [(lab.experiment(number).state, lab.experiment(number).waiting) for number in numbers]
+        assert waits == [("running", None)] * 4 + [("queued", self.SAYS)] * 28
+        lab.database.write(lambda session: actions.cancel(session, numbers[0]))
+        rig.turn_until(lambda: lab.experiment(numbers[4]).state == "running")
+        rig.worker._turn()
+        assert [lab.experiment(number).waiting for number in numbers[4:7]] == [None, self.SAYS, self.SAYS]
+        rig.worker._drain()
+
+    def test_what_waits_for_its_turn_says_that(self, lab: Lab) -> None:
+        first, *_ = self.post(lab, 1, trials=40)
+        urgent, last = (lab.post([0], priority=priority, resources={"gpus": 1}) for priority in (5, -5))
+        rig = self.rig(lab, max_experiments=2)
+        rig.turn_until(lambda: lab.experiment(last).waiting)
+        assert (
+            lab.experiment(last).waiting == f"others come first: the cluster is shared by experiments {first}, {urgent}"
+        )
+        rig.worker._drain()
+
+    def test_who_runs_has_what_others_cannot_use_yet_and_half_at_a_time_make_room_for_them(self, lab: Lab) -> None:
+        """They used nothing, so it is their turn."""
+        numbers = self.post(lab, 8, trials=40)
+        rig = self.rig(lab, max_experiments=4)
+        rig.worker._turn()
+        assert self.slots(rig) == dict.fromkeys(numbers[:4], 8)
+        for number in numbers[:4]:
+            self.run(lab, number, 8)
+        self.settle(rig)
+        assert self.slots(rig) == dict(zip(numbers[:4], (0, 0, 16, 16), strict=True))
+        assert [lab.experiment(number).waiting for number in numbers] == [None] * 4 + [self.SAYS] * 4
+        self.end(lab, numbers[0], 8)
+        rig.turn_until(lambda: lab.experiment(numbers[4]).state == "running")
+        rig.worker._turn()
+        assert self.slots(rig).keys() == {*numbers[1:5]}
+        assert self.slots(rig)[numbers[1]] == 0, "it goes on leaving"
+        assert sum(self.slots(rig).values()) == 32
+        assert lab.experiment(numbers[4]).waiting is None
+        assert [lab.experiment(number).waiting for number in (numbers[0], *numbers[5:])] == [self.SAYS] * 4
+        rig.worker._drain()
+
+    def test_trials_that_give_way_do_for_whoever_has_no_driver_yet(self, lab: Lab) -> None:
+        running = lab.post(list(range(40)), resources={"gpus": 1}, preempt=True)
+        rig = self.rig(lab, max_experiments=1)
+        rig.worker._turn()
+        self.run(lab, running, 32)
+        lab.post([0], resources={"gpus": 1}, priority=5)
+        rig.worker._turn()
+        (driver,) = rig.worker._drivers
+        assert json.loads(driver.told or "") == {"slots": 0, "most": 0}
+        rig.worker._drain()
+
+    def test_who_made_room_is_not_the_next(self, lab: Lab) -> None:
+        """Though it is its turn again before it is gone, and it is older than who has waited meanwhile."""
+        first, second, third = self.post(lab, 3, trials=40)
+        rig = self.rig(lab, max_experiments=2)
+        rig.worker._turn()
+        self.run(lab, first, 16)
+        self.run(lab, second, 8)
+        rig.turn_until(lambda: self.slots(rig) == {first: 0, second: 32})
+        running = Demand(second, 40, Amount(1, 1), running=32)
+        rig.worker._scheduler._usage.add([running], self.ROOM, 600)
+        rig.worker._turn()
+        assert self.slots(rig) == {first: 0, second: 32}
+        self.end(lab, first, 16)
+        rig.turn_until(lambda: first not in self.slots(rig) and len(rig.worker._drivers) == 2)
+        assert self.slots(rig).keys() == {second, third}
+        rig.worker._drain()
 
 
 def test_drain_gives_back_what_runs_and_spends_no_attempt(lab: Lab) -> None:
