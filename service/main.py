@@ -1,7 +1,9 @@
 """The application: `create_app(settings)`."""
 
+import asyncio
 import functools
 import gc
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -37,6 +39,9 @@ from service.api.http.observability import Observatory, RequestObserver
 from service.database.engine import Database
 from service.experiments.subscriptions import Subscriptions
 from service.settings import Settings
+from service.upkeep import orphans
+
+logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -55,7 +60,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        looking = asyncio.create_task(_remove_orphans(settings, database))
         yield
+        looking.cancel()
         await app.state.subscriptions.close()
         database.close()
 
@@ -82,6 +89,16 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Compression)
     app.add_middleware(CollectionAfterAnswers)  # the outermost of all
     return app
+
+
+async def _remove_orphans(settings: Settings, database: Database) -> None:
+    """Looks now and then for what lies in the API's own data folder and belongs to no row any more."""
+    while True:
+        await asyncio.sleep(orphans.LOOK_SECONDS)
+        try:
+            await asyncio.to_thread(orphans.remove_orphans, database, settings)
+        except Exception:  # an outage, or a disk that cannot be read, must not end this for the API's life
+            logger.exception("what has no row any more stays for now")
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """The files that trials left: what the manifest lists, found on the disk or in the store again."""
 
+import logging
 import os
 import re
 import secrets
@@ -16,9 +17,14 @@ from service.errors import GoneError, NotFoundError, StorageAwayError
 from service.settings import Settings
 from service.storage import DamagedFileError, Folder, Store, copy_out, open_storage
 
+logger = logging.getLogger(__name__)
+
 KEPT = "cache/artifacts"
 """Folder, in the data folder, of copies of files that are in a store elsewhere."""
 MOST_KEPT_BYTES = 4 * 2**30
+_COPY = re.compile(r"\.?([0-9a-f]{64})(-.*)?")
+"""A copy, or what is to be one, by its SHA-256."""
+_AT_ONCE = 500
 
 _MEDIA_TYPES = {
     ".csv": "text/csv; charset=utf-8",
@@ -117,6 +123,28 @@ def _kept(store: Store, artifact: Artifact, folder: Path, what: str) -> Path | N
     fresh.replace(copy)
     _forget_oldest(folder, copy)
     return copy
+
+
+def remove_copies(session: Session, data_dir: Path) -> int:
+    """Removes copies of files that no manifest has any more, as they were pruned or deleted; how many these were."""
+    try:
+        found = [(name[1], path) for path in (data_dir / KEPT).iterdir() if (name := _COPY.fullmatch(path.name))]
+    except FileNotFoundError:
+        return 0
+    digests = sorted({digest for digest, _ in found})
+    needed = set[str]()
+    for first in range(0, len(digests), _AT_ONCE):
+        there = select(Artifact.sha256).join(Trial, Trial.id == Artifact.trial_id)
+        there = there.join(Experiment, Experiment.id == Trial.experiment_id)
+        there = there.where(Artifact.removed_at.is_(None), Experiment.deleted_at.is_(None))
+        needed |= set(session.scalars(there.where(Artifact.sha256.in_(digests[first : first + _AT_ONCE]))))
+    gone = [path for digest, path in found if digest not in needed]
+    for path in gone:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:  # which keeps neither another copy nor the file itself from going
+            logger.warning("%s stays for now: %s", path, error)
+    return len(gone)
 
 
 def _forget_oldest(folder: Path, kept: Path) -> None:

@@ -248,7 +248,8 @@ class AttemptOut(Out):
     started_at: datetime = Field(description="When it began.")
     place: str = Field(description="The host, and which of its GPUs.")
     environment: dict[str, Any] | None = Field(
-        description="Packages, processor, GPUs, driver, host, revision of the code, and how it differed (`git_diff`)."
+        description="Packages, processor, GPUs, driver, host, version of the code with its digest (`ttsv`), its"
+        " revision, and how it differed (`git_diff`)."
     )
 
 

@@ -27,6 +27,7 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import NotFoundError, StateError
 from service.experiments import events
+from service.experiments.artifacts import remove_copies
 from service.leaderboards import cell_scores
 from service.queue import census
 from service.upkeep.files import DataFolder
@@ -147,7 +148,7 @@ def _described(session: Session, experiment: Experiment) -> Deletion:
 def remove_marked(database: Database, folder: DataFolder) -> int:
     """Removes files, then rows, of the experiments that were marked a while ago; how many are gone for good.
 
-    One whose files cannot be removed is left for the next time.
+    One whose files cannot be removed is left for the next time. With the others copies of their files go.
     """
     with database.read() as session:
         marked = session.scalars(
@@ -159,6 +160,9 @@ def remove_marked(database: Database, folder: DataFolder) -> int:
             gone += _remove(database, folder, experiment_id)
         except (OSError, IntegrityError) as error:
             logger.warning("experiment %d is deleted, and something of it stays for now: %s", experiment_id, error)
+    if gone:
+        with database.read() as session:
+            remove_copies(session, folder.path)
     return gone
 
 

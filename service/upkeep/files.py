@@ -9,6 +9,8 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,12 @@ from service.upkeep.places import (
 from ttsv.data.catalog import own_set
 
 _CHUNK = 2**20
+_OF_EXPERIMENTS = {
+    "logs": re.compile(r"experiment-(\d{1,18})-.*\.log"),
+    "tune": re.compile(r"(\d{1,18})-.*"),
+    "tensorboard": re.compile(r"(\d{1,18})"),
+}
+"""What drivers leave in folders of the data folder, by the number of the experiment."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,19 @@ class DataFolder:
                 if self._disk.is_ours(path.parent.relative_to(self.path)):
                     removed(path)
 
+    def experiments(self) -> dict[int, float]:
+        """Experiments of which drivers left something here -> when that changed last, in seconds since 1970."""
+        found: dict[int, float] = {}
+        for folder, name in _OF_EXPERIMENTS.items():
+            _note_changes(self.path / folder, name, found)
+        return found
+
+    def trials(self) -> dict[int, float]:
+        """Trials with a folder here, whatever a store has -> when it changed last, in seconds since 1970."""
+        found: dict[int, float] = {}
+        _note_changes(self.path / TRIALS, NUMBER, found)
+        return found
+
     def checkpointed(self) -> list[int]:
         """Trials that have checkpoints, in order."""
         return sorted(set[int]().union(*(place.checkpointed() for place in self._places)))
@@ -183,6 +204,17 @@ class _Newest:
 
     place: Place
     paths: Sequence[str]
+
+
+def _note_changes(folder: Path, name: re.Pattern[str], found: dict[int, float]) -> None:
+    """Notes by number when the latest of a folder's entries of these names changed."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if (match := name.fullmatch(entry.name)) is not None:
+                number = int(match[match.lastindex or 0])
+                with contextlib.suppress(FileNotFoundError):
+                    changed = entry.stat(follow_symlinks=False).st_mtime
+                    found[number] = max(changed, found.get(number, 0.0))
 
 
 def _opened(storage: str) -> Place:

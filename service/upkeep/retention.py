@@ -29,6 +29,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.experiments import events
 from service.experiments.actions import RETRIED_BY_DEFAULT
+from service.experiments.artifacts import remove_copies
 from service.experiments.events import EventKind
 from service.queue.driver_reads import MODEL
 from service.upkeep.files import DataFolder
@@ -238,6 +239,9 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
             logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
             continue
         checkpoints[trial_id] = size
+    if gone:
+        with database.read() as session:
+            remove_copies(session, folder.path)
     return replace(planned, networks=gone, checkpoints=checkpoints)
 
 

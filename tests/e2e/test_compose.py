@@ -176,6 +176,16 @@ def test_another_revision_changes_no_layer_of_the_images() -> None:
             assert rest == 'ENV TTSV_REVISION=${REVISION}\nLABEL org.opencontainers.image.revision="${REVISION}"\n'
 
 
+@pytest.mark.parametrize("path", ["docker-compose.yml", "docker/node.yml"])
+def test_every_image_is_told_the_revision_of_the_environment(path: str) -> None:
+    built = [service["build"] for service in _load(path)["services"].values() if "build" in service]
+    assert built
+    assert {build["args"]["REVISION"] for build in built} == {"${REVISION:-unknown}"}
+    for page in ("README.md", "docs/upgrade.md"):
+        commands = re.findall(r"`([^`]*docker compose (?:build|up))`", (ROOT / page).read_text())
+        assert any("REVISION=$(git rev-parse HEAD) docker compose" in command for command in commands), page
+
+
 def _instructions(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if line.strip() and not line.startswith("#"))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.machinery
 import os
 import platform
 import re
@@ -15,13 +16,20 @@ from typing import TypedDict
 import numpy as np
 import torch
 
+from ttsv.runtime.code import code_version
+
 MOST_DIFF_BYTES = 64 * 2**10
 """Of a dirty tree's difference so much is kept, from its beginning."""
 _MOST_UNTRACKED = 100
 _GIT_SECONDS = 10.0
 _TELLING = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 """Variables of the environment that change numbers."""
-_HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[2]
+"""The folder that has our packages: a checkout's, or where packages are installed."""
+_THIS = Path(__file__).relative_to(_ROOT).as_posix()
+_PACKAGES = ("ttsv", "service", "workers")
+_IMPORTED = tuple(importlib.machinery.all_suffixes())
+_PLAIN = ("--no-color", "--no-ext-diff", "--no-textconv")
 REVISION = "TTSV_REVISION"
 """The variable of the environment by which an image, which has no checkout, says of which revision its code is."""
 _IS_REVISION = re.compile(r"[0-9a-f]{7,64}")
@@ -29,7 +37,7 @@ _IS_REVISION = re.compile(r"[0-9a-f]{7,64}")
 
 
 class RevisionFields(TypedDict):
-    """The code's git revision, and whether tracked files differ from it.
+    """The code's git revision, and whether tracked files differ from it, or it has more files that can be imported.
 
     Without a checkout that tracks the code the revision is what the image says of itself, and None where none does;
     whether files differ nobody knows then: None.
@@ -40,8 +48,13 @@ class RevisionFields(TypedDict):
 
 
 class EnvironmentFields(RevisionFields):
-    """Versions, device, threads and the code's git revision, JSON-ready."""
+    """Versions, device, threads and the code's git revision, JSON-ready.
 
+    `ttsv` is what nodes of a cluster compare, the package's version with a digest of its code, also where no git is:
+    `0.1.0+3fa9c2d41b77`; None where the code cannot be read.
+    """
+
+    ttsv: str | None
     python: str
     torch: str
     numpy: str
@@ -52,7 +65,10 @@ class EnvironmentFields(RevisionFields):
 
 
 class ChangeFields(TypedDict):
-    """How tracked files differ from the revision (the first `MOST_DIFF_BYTES`; is there more?), and those untracked."""
+    """How the code differs from the revision (the first `MOST_DIFF_BYTES`; is there more?), and what is untracked.
+
+    The difference is that of all tracked files, then what of our packages can be imported and is untracked.
+    """
 
     git_diff: str | None
     git_diff_cut: bool
@@ -76,6 +92,7 @@ def describe_environment(device: torch.device) -> EnvironmentFields:
     """Returns versions, device, threads and the code's git revision."""
     cuda = device.type == "cuda"
     return {
+        "ttsv": _code(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # whoever unpickles torch's own class imports torch for it
         "numpy": np.__version__,
@@ -83,7 +100,7 @@ def describe_environment(device: torch.device) -> EnvironmentFields:
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
-        **_revision(_HERE),
+        **_revision(_ROOT),
     }
 
 
@@ -101,7 +118,7 @@ def provenance() -> ProvenanceFields:
         "gpu_driver": _driver(),
         "cuda": torch.version.cuda,
         "variables": {name: os.environ[name] for name in _TELLING if name in os.environ},
-        **_changes(_HERE),
+        **_changes(_ROOT),
     }
 
 
@@ -137,34 +154,61 @@ def _driver() -> str | None:
     return None
 
 
+def _code() -> str | None:
+    with contextlib.suppress(OSError):  # of a checkout that changes under us: no result is worth less for that
+        return code_version()
+    return None
+
+
 @functools.cache
-def _revision(folder: Path) -> RevisionFields:
-    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; else the image's."""
+def _revision(root: Path) -> RevisionFields:
+    """Revision of the checkout that tracks the code, and whether the code is another one; else the image's."""
     try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # not merely installed below some checkout
-        changed, _ = _git(folder, "status", "--porcelain", "--untracked-files=no")
-        return {"git_revision": _git(folder, "rev-parse", "HEAD")[0].strip(), "git_dirty": bool(changed)}
+        _git(root, "ls-files", "--error-unmatch", _THIS)  # not merely installed below some checkout
+        changed, _ = _git(root, "status", "--porcelain", "--untracked-files=no")
+        dirty = bool(changed or _untracked_code(root))
+        return {"git_revision": _git(root, "rev-parse", "HEAD")[0].strip(), "git_dirty": dirty}
     except (OSError, subprocess.SubprocessError):
         told = os.environ.get(REVISION, "")
         return {"git_revision": told if _IS_REVISION.fullmatch(told) else None, "git_dirty": None}
 
 
-def _changes(folder: Path) -> ChangeFields:
-    """How the checkout that tracks a folder differs from its revision; nothing where none tracks it, or it does not."""
+def _changes(root: Path) -> ChangeFields:
+    """How the checkout that tracks the code differs from its revision; nothing where none tracks it, or it does not."""
     empty: ChangeFields = {"git_diff": None, "git_diff_cut": False, "git_untracked": []}
     try:
-        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
-        diff, cut = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")
-        untracked, _ = _git(folder, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
+        _git(root, "ls-files", "--error-unmatch", _THIS)
+        diff, cut = _git(root, "diff", "HEAD", *_PLAIN)
+        untracked, _ = _git(root, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
+        for name in _untracked_code(root):
+            if cut or len(diff) > MOST_DIFF_BYTES:
+                break
+            with contextlib.suppress(subprocess.SubprocessError):  # it went meanwhile
+                added, cut = _git(root, "diff", "--no-index", *_PLAIN, "--", os.devnull, name, differs=True)
+                diff += added
     except (OSError, subprocess.SubprocessError):
         return empty
     names = untracked.splitlines()[:_MOST_UNTRACKED]
-    return {"git_diff": diff or None, "git_diff_cut": cut, "git_untracked": names}
+    kept = diff.encode()[:MOST_DIFF_BYTES].decode(errors="ignore")
+    return {"git_diff": kept or None, "git_diff_cut": cut or kept != diff, "git_untracked": names}
 
 
-def _git(folder: Path, *arguments: str) -> tuple[str, bool]:
-    """The beginning of what git says, and whether there is more. Raises `subprocess.SubprocessError`, `OSError`."""
-    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+def _untracked_code(root: Path) -> list[str]:
+    """Files of our packages that can be imported and that no revision has, whether ignored or not.
+
+    Names that git would quote are none that `import` knows.
+    """
+    caches = ":(exclude,glob)**/__pycache__/**"  # of which nothing is imported without its source
+    found, _ = _git(root, "-c", "core.quotePath=false", "ls-files", "--others", "--", *_PACKAGES, caches)
+    return [name for name in found.splitlines() if name.endswith(_IMPORTED)]
+
+
+def _git(root: Path, *arguments: str, differs: bool = False) -> tuple[str, bool]:
+    """The beginning of what git says, and whether there is more; `differs`: it may end with 1.
+
+    Raises `subprocess.SubprocessError`, `OSError`.
+    """
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         timer = threading.Timer(_GIT_SECONDS, child.kill)
         timer.start()
@@ -174,7 +218,7 @@ def _git(folder: Path, *arguments: str) -> tuple[str, bool]:
             cut = len(found) > MOST_DIFF_BYTES
             if cut:
                 child.kill()
-            if child.wait() != 0 and not cut:
+            if child.wait() not in ((0, 1) if differs else (0,)) and not cut:
                 raise subprocess.CalledProcessError(child.returncode, command)
         finally:
             timer.cancel()

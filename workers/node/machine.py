@@ -1,7 +1,6 @@
 """What this machine has: processors, GPUs, memory, versions. Neither torch nor Ray is imported."""
 
 import contextlib
-import hashlib
 import logging
 import os
 import platform
@@ -12,8 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -21,11 +18,10 @@ import psutil
 from service.errors import UserError
 from service.queue.cluster import Gpu, Machine, Versions
 from ttsv.hardware.processor import computes_bf16
+from ttsv.runtime.code import code_version, package_version
 
 logger = logging.getLogger(__name__)
 
-_CODE = ("ttsv", "workers")
-"""Packages of which a trial's results depend."""
 _GIB = 2**30
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Where they are mounted: those of the kernel's version 2, or those of version 1 in a folder for each controller."""
@@ -120,33 +116,11 @@ def describe(folder: Path, environment: Mapping[str, str] = os.environ) -> Machi
 def versions() -> Versions:
     """The versions of this interpreter's packages; `none` for one that is not installed."""
     return Versions(
-        package=f"{_version('ttsv')}+{code_digest()}",
+        package=code_version(),
         python=platform.python_version(),
-        ray=_version("ray"),
-        torch=_version("torch").partition("+")[0],
+        ray=package_version("ray"),
+        torch=package_version("torch").partition("+")[0],
     )
-
-
-@cache
-def code_digest() -> str:
-    """12 hex digits of the SHA-256 of the code as it lies here: equal versions of a checkout may differ in it."""
-    digest = hashlib.sha256()
-    for name in _CODE:
-        spec = find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None, "a package with an __init__"
-        folder = Path(spec.origin).parent
-        for file in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).parts):
-            digest.update(f"{name}/{file.relative_to(folder).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:12]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def card_devices() -> dict[str, Path]:

@@ -14,6 +14,7 @@ from service.database.engine import Database
 from service.queue import driver_reads
 from service.settings import Settings
 from service.storage import remove_checkpoints
+from service.upkeep import orphans
 from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
 from service.upkeep.retention import Rules, finish, plan, prune
@@ -51,7 +52,7 @@ class Upkeep:
         self._thread.join(5)
 
     def _run(self) -> None:
-        retain_after, begun = 0.0, False
+        retain_after, orphans_after, begun = 0.0, 0.0, False
         finish_after = time.monotonic() + RETAIN_SECONDS
         while not self._over.wait(LOOK_SECONDS if begun else 0):
             if time.monotonic() >= finish_after:  # a command may have been killed in the middle of its removal
@@ -59,6 +60,9 @@ class Upkeep:
             try:
                 self.tidy(first=not self._finished)
                 self.sweep()
+                if time.monotonic() >= orphans_after:
+                    self.remove_orphans()
+                    orphans_after = time.monotonic() + orphans.LOOK_SECONDS
                 if self._rules.some and time.monotonic() >= retain_after:
                     self.retain()
                     retain_after = time.monotonic() + RETAIN_SECONDS
@@ -95,6 +99,13 @@ class Upkeep:
             logger.warning("checkpoints of cancelled trials stay for now: %s", error)
         else:
             self._swept = True
+
+    def remove_orphans(self) -> None:
+        """Removes from our data folder what belongs to rows that somebody with another data folder deleted."""
+        try:
+            orphans.remove_orphans(self._database, self._settings)
+        except OSError as error:
+            logger.warning("what has no row any more stays for now: %s", error)
 
     def retain(self) -> None:
         """Removes what the rules name; what boards show stays."""

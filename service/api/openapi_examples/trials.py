@@ -32,6 +32,7 @@ ATTEMPTS: Example = {
             "started_at": "2026-11-22T10:15:31Z",
             "place": "node-1, GPU 0",
             "environment": {
+                "ttsv": "0.1.0+3fa9c2d41b77",
                 "python": "3.11.7",
                 "torch": "2.15.0+cu132",
                 "host": "node-1",

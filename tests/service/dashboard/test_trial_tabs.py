@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from service.dashboard.trial_tabs import (
     absent,
@@ -15,7 +16,7 @@ from service.dashboard.trial_tabs import (
     threshold,
     uses,
 )
-from service.database import Result, TrialState
+from service.database import Environment, Result, TrialState
 from service.database.engine import Database
 from service.queue.attempts import AttemptDetail
 from service.queue.leases import Lease
@@ -127,6 +128,8 @@ def test_the_page_has_them_without_scripts(
     for words in ("gaussian noise", "pgd", "fgsm", "at temperature 1.234", "gpu2, GPU 0", "4f4f4f4f4f4f"):
         assert words in text
         assert words not in before
+    database.write(lambda session: session.execute(update(Environment).values(record={"ttsv": "0.1.0+3fa9c2d41b77"})))
+    assert "<code>0.1.0+3fa9c2d41b77</code>" in api.get("/trials/1", headers=browser).text
     part = api.get("/trials/1/summary", headers=browser)
     assert 'id="summary"' in part.text
     assert len(part.text) < len(text) / 10

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from service.access.security import ANYONE
 from service.database import Artifact, Experiment, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import UserError
-from service.experiments.artifacts import content_of
+from service.experiments.artifacts import KEPT, content_of
 from service.main import create_app
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
@@ -129,6 +130,13 @@ def place(tmp_path: Path, elsewhere: Elsewhere) -> Settings:
 def artifacts(database: Database) -> dict[str, Artifact]:
     with database.read() as session:
         return {row.path: row for row in session.scalars(select(Artifact).where(Artifact.removed_at.is_(None)))}
+
+
+def copies(database: Database, settings: Settings) -> list[Path]:
+    """Of all files that manifests name, as somebody asked for each."""
+    for row in artifacts(database).values():
+        content_of(settings, row)
+    return sorted((settings.data_dir / KEPT).iterdir())
 
 
 class TestBackup:
@@ -317,6 +325,15 @@ class TestDeletion:
         with lived.read() as session:
             assert session.scalar(select(func.count()).select_from(mine.subquery())) == 0
 
+    def test_copies_go_with_it(self, lived: Database, kept: Settings) -> None:
+        assert copies(lived, kept)
+        for experiment_id in (EVALUATING, 1):
+            lived.write(partial(mark, experiment_id=experiment_id, who=ANYONE, force=True))
+            _settle(lived)
+            assert remove_marked(lived, DataFolder.of(kept)) == 1
+        assert not artifacts(lived)
+        assert copies(lived, kept) == []
+
     def test_what_the_store_will_not_let_go_keeps_its_rows(
         self, lived: Database, kept: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -365,8 +382,10 @@ class TestRetention:
             found = plan(session, folder, rules)
         assert {one.path for one in found.networks} == {path for path in artifacts(lived) if path in in_store(kept)}
         assert found.checkpoints == {final: 7}
+        assert copies(lived, kept)
         done = prune(lived, folder, found, force=True)
         assert done.size == found.size
+        assert copies(lived, kept) == []
         assert [path for path in in_store(kept) if "model" in path or f"/{final}/1.1" in path] == []
         assert running is None or any(path.startswith(f"trials/{running}/") for path in in_store(kept))
 

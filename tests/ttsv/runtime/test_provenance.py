@@ -6,8 +6,10 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 
 import pytest
+import torch
 
 from ttsv.runtime import provenance
+from ttsv.runtime.code import code_version
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -19,8 +21,10 @@ def git(folder: Path, *arguments: str) -> None:
 def checkout(tmp_path: Path) -> Path:
     """A checkout that tracks a module of the name of ours."""
     git(tmp_path, "init", "--quiet")
-    for name in ("provenance.py", "other.py"):
+    (tmp_path / "ttsv" / "runtime").mkdir(parents=True)
+    for name in ("ttsv/runtime/provenance.py", "other.py"):
         (tmp_path / name).write_text("one = 1\n")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n*_own.py\n")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "first")
     return tmp_path
@@ -60,6 +64,58 @@ def test_a_dirty_tree_is_told(checkout: Path) -> None:
     assert "-one = 1\n+two = 2\n" in (found["git_diff"] or "")
     assert "+three = 3\n" in (found["git_diff"] or "")
     assert (found["git_untracked"], found["git_diff_cut"]) == (["new.py"], False)
+
+
+def test_what_is_untracked_and_can_be_imported_is_a_difference(checkout: Path) -> None:
+    (checkout / "ttsv" / "new_layer.py").write_text("four = 4\n")
+    found = provenance._changes(checkout)
+    assert provenance._revision(checkout)["git_dirty"]
+    assert "new file mode 100644" in (found["git_diff"] or "")
+    assert "+++ b/ttsv/new_layer.py\n@@ -0,0 +1 @@\n+four = 4\n" in (found["git_diff"] or "")
+    assert found["git_untracked"] == ["ttsv/new_layer.py"]
+    (checkout / "other.py").write_text("two = 2\n")
+    both = provenance._changes(checkout)["git_diff"] or ""
+    assert both.index("+two = 2") < both.index("+four = 4")
+    subprocess.run(["git", "-C", str(checkout), "apply", "--reverse"], input=both, check=True, text=True)
+    assert not (checkout / "ttsv" / "new_layer.py").exists(), "a patch that makes the tree what it was"
+
+
+def test_what_is_ignored_can_be_imported_all_the_same(checkout: Path) -> None:
+    (checkout / "ttsv" / "layer_own.py").write_text("five = 5\n")
+    assert provenance._revision(checkout)["git_dirty"]
+    assert "+five = 5" in (provenance._changes(checkout)["git_diff"] or "")
+
+
+def test_what_cannot_be_imported_is_no_difference(checkout: Path) -> None:
+    (checkout / "ttsv" / "__pycache__").mkdir()
+    for name in ("ttsv/__pycache__/gone.cpython-311.pyc", "ttsv/notes.md", "scratch.py"):
+        (checkout / name).write_text("six = 6\n")
+    found = provenance._changes(checkout)
+    assert (found["git_diff"], found["git_diff_cut"]) == (None, False)
+    assert found["git_untracked"] == ["scratch.py", "ttsv/notes.md"]
+    assert provenance._revision(checkout)["git_dirty"] is False
+
+
+def test_untracked_files_share_the_room_of_the_difference(checkout: Path) -> None:
+    for index in range(30):
+        (checkout / "ttsv" / f"new_{index:02}.py").write_text(f"# {index}\n" + "x = '\u00e9'\n" * 1000)
+    found = provenance._changes(checkout)
+    kept = found["git_diff"] or ""
+    assert provenance.MOST_DIFF_BYTES - 4 < len(kept.encode()) <= provenance.MOST_DIFF_BYTES
+    assert found["git_diff_cut"]
+    assert "+# 0\n" in kept
+
+
+def test_the_code_is_told_as_nodes_compare_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = provenance.provenance()
+    assert found["ttsv"] == code_version()
+    assert provenance.describe_environment(torch.device("cpu"))["ttsv"] == code_version()
+
+    def unreadable() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(provenance, "code_version", unreadable)
+    assert provenance.describe_environment(torch.device("cpu"))["ttsv"] is None
 
 
 def test_a_large_difference_is_cut(checkout: Path) -> None:

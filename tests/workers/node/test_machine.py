@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from service.queue.cluster import Gpu
+from ttsv.runtime.code import code_version
 from workers.node import machine
 from workers.node.machine import (
-    code_digest,
     describe,
     local_cpus,
     local_gpus,
@@ -170,7 +170,7 @@ class TestDescription:
         found = describe(tmp_path)
         assert found.versions == versions()
         assert found.versions.python == platform.python_version()
-        assert found.versions.package.endswith(f"+{code_digest()}")
+        assert found.versions.package == code_version()
         assert "+" not in found.versions.torch
         assert 0.5 < found.memory_gib < 10_000
         assert found.free_disk_gib > 0
@@ -215,28 +215,6 @@ class TestDescription:
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         assert describe(tmp_path).gpus == ()
         assert "nvidia-smi does not say which GPUs there are" in caplog.text
-
-    def test_the_digest_is_of_all_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def digest() -> str:
-            code_digest.cache_clear()
-            return code_digest()
-
-        package = tmp_path / "ttsv_copy"
-        (package / "inner").mkdir(parents=True)
-        for file, text in (("__init__.py", ""), ("a.py", "1"), ("inner/b.py", "2"), ("notes.txt", "3")):
-            (package / file).write_text(text)
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(machine, "_CODE", ("ttsv_copy",))
-        first = digest()
-        assert digest() == first
-        (package / "notes.txt").write_text("other")
-        assert digest() == first
-        (package / "inner" / "b.py").write_text("other")
-        second = digest()
-        assert second != first
-        (package / "a.py").rename(package / "c.py")
-        assert digest() not in (first, second)
-        code_digest.cache_clear()
 
 
 def test_processes_without_credentials_have_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.storage import Folder
+from ttsv.runtime.code import code_digest
 from workers.node.depot.data_sets import DataSetFiles, describe_data_set, known_data_sets
 from workers.node.depot.home import Home
-from workers.node.machine import code_digest
 
 NAMESPACE = "ttsv"
 THREADS = 32
