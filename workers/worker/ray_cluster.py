@@ -15,7 +15,7 @@ from service.settings import Settings
 from ttsv.hardware.processor import computes_bf16
 from workers.node.machine import memory_bytes, own_address, usable_instructions, without_settings
 from workers.node.mps import Mps
-from workers.node.raylet import RayProcess, free_ports, port_options, token_environment
+from workers.node.raylet import RayProcess, free_ports, port_options, remove_leftovers, token_environment
 from workers.worker.observation import Observation
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ _WITH_NODES = {
 
 HEADLESS_SECONDS = 60.0
 """A cluster that has no head that answers for so long is started anew."""
+STUCK = "Ray does not start"
+"""How the worker's complaint begins of a cluster that ended twice in a row without having been ready."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,19 @@ class LocalCluster(Cluster):
         self._ray = RayProcess({"gcs_server", "raylet"}, self._token, log, mps)
 
     def start(self) -> None:
-        """Starts in a fresh folder, on fresh ports where no door is open."""
+        """Starts in a fresh folder, on fresh ports where no door is open.
+
+        Raises `OSError` where the machine refuses, or the port of the door is taken.
+        """
         _write_token(self._token)
         (port,) = free_ports(1)
         options: dict[str, object] = {"num-cpus": self._cpus, "num-gpus": self._gpus, "include-dashboard": "false"}
         environment = self._environment
         if self._door is not None:
             port = self._door.port
-            if _is_taken(port):
-                logger.error("port %d, at which nodes would join (TTSV_HEAD_PORT), is taken by another program", port)
+            remove_leftovers()  # of a worker that was killed: they listen still
+            if is_taken(port):
+                raise OSError(f"port {port}, at which nodes would join (TTSV_HEAD_PORT), is taken by another program")
             options |= {"node-ip-address": self._door.address, **port_options(self._door.ports)}
             environment = {**environment, **_WITH_NODES}
             logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
@@ -190,7 +196,8 @@ class LocalCluster(Cluster):
         return here or super().bf16() or here
 
 
-def _is_taken(port: int) -> bool:
+def is_taken(port: int) -> bool:
+    """Whether a program of this machine listens at a port, on any address."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -181,15 +181,37 @@ class TestDoor:
         assert cluster.address == "127.0.0.1:23456"
         assert "nodes join at 127.0.0.1:23456" in caplog.text
 
-    def test_a_port_that_is_taken_is_said(
-        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_port_that_is_taken_is_said(self, tmp_path: Path, fast_death: list[list[str]]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", port, range(7000, 7100)))
-            cluster.start()
+            words = rf"port {port}, at which nodes would join \(TTSV_HEAD_PORT\), is taken by another program"
+            with pytest.raises(OSError, match=words):
+                cluster.start()
+            assert cluster.failed()
             cluster.stop()
-        assert f"port {port}, at which nodes would join (TTSV_HEAD_PORT), is taken" in caplog.text
+        assert not fast_death, "Ray would say so after a minute, by a traceback"
+        cluster.start()
+        cluster.stop()
+        assert len(fast_death) == 1
+
+    def test_a_port_that_a_killed_worker_s_cluster_has_is_made_free(
+        self, tmp_path: Path, fast_death: list[list[str]]
+    ) -> None:
+        mine = identity()
+        assert mine is not None
+        folder = tmp_path / "tmp" / "ttsv-ray-dead"
+        folder.mkdir()
+        (folder / "owner.json").write_text(json.dumps({**mine, "start": 1}))
+        code = "import socket, time; one = socket.create_server(('', 0)); print(one.getsockname()[1], flush=True)"
+        left = [sys.executable, "-c", f"{code}; time.sleep(60)", str(folder)]
+        with subprocess.Popen(left, start_new_session=True, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", port, range(7000, 7100)))
+            cluster.start()
+            assert process.wait(5) == -9
+        cluster.stop()
 
     @pytest.mark.parametrize("address", ["192.0.2.77", "no.such.name.invalid"])
     def test_an_address_of_another_machine(self, tmp_path: Path, address: str) -> None:
