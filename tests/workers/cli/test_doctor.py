@@ -5,9 +5,13 @@ import json
 import os
 import re
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -265,9 +269,10 @@ def lab(database: Database, machine: Path) -> Settings:
     return Settings(data_dir=machine)
 
 
-def greet(database: Database, name: str, seconds_ago: float = 0) -> None:
-    seen = datetime.now(UTC) - timedelta(seconds=seconds_ago)
-    database.write(lambda session: session.add(Worker(name=name, cpus=8, gpus=2, seen_at=seen)))
+def greet(database: Database, name: str, seconds_ago: float = 0, *, since: float = 0) -> None:
+    """A worker that was heard of so many seconds ago, and first `since` seconds ago."""
+    seen, began = (datetime.now(UTC) - timedelta(seconds=seconds) for seconds in (seconds_ago, since))
+    database.write(lambda session: session.add(Worker(name=name, cpus=8, gpus=2, seen_at=seen, started_at=began)))
 
 
 def post(database: Database, state: str = "queued", waiting: str | None = None, *, unfit: bool = False) -> int:
@@ -392,6 +397,43 @@ class TestWorkers:
         assert found.status is Status.OK
         assert re.search(r"gpu-1 \(8 CPUs, 2 GPUs\) ([3-9]|[1-5]\d) s ago", found.says)
 
+    def test_one_whose_ray_does_not_start(self, lab: Settings, database: Database) -> None:
+        name = f"{socket.gethostname()}-7"
+        greet(database, name, 3, since=40)
+        post(database, waiting="no worker is there")
+        is_ok(self.look(lab), f"{name} (8 CPUs, 2 GPUs)")
+        greet(database, "other-8", 3, since=600)
+        is_wrong(self.look(lab), "other-8 (8 CPUs, 2 GPUs)", "logs/ray-8.log  # on other")
+        logs = lab.data_dir / "logs"
+        logs.mkdir()
+        database.write(lambda session: session.execute(text("DELETE FROM workers")))
+        greet(database, name, 3, since=600)
+        ray = f"tail --lines 20 {logs}/ray-7.log"
+        is_wrong(self.look(lab), "without a node for 10 min: no trial can run", ray)
+        error = "2026-01-01T00:00:00.000Z ERROR workers.worker.poller: "
+        log = logs / "worker.log"
+        log.write_text(f"INFO w: worker {name}9: 8 CPUs\n{error}the one before\n")
+        is_wrong(self.look(lab), "without a node for 10 min: no trial can run", ray)
+        log.write_text(f"{log.read_text()}INFO w: worker {name}: 8 CPUs\n{error}a port is taken\nno error\n")
+        findings = self.look(lab)
+        is_wrong(findings, "no trial can run (its log: a port is taken)", f"tail --lines 20 {log}")
+        assert "the one before" not in str(findings)
+        is_warning(findings, "waits: no worker is there", "ttsv nodes")
+
+    def test_nodes_of_its_own_or_of_others(self, lab: Settings, database: Database) -> None:
+        for name in ("one-1", "two-2"):
+            greet(database, name, since=600)
+        seen = [Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=0, memory_gib=10, head=True)]
+        database.write(lambda session: nodes.record(session, "one-1", seen))
+        is_ok(self.look(lab), "one-1 (8 CPUs, 2 GPUs)")
+        is_warning(self.look(lab), "two-2 (8 CPUs, 2 GPUs)", "ray-2.log  # on two")
+        # A node of the machine, told of by another worker of the same cluster; then one that just left.
+        database.write(lambda session: nodes.record(session, "one-1", [*seen, replace(seen[0], id="b", host="two")]))
+        is_ok(self.look(lab), "two-2 (8 CPUs, 2 GPUs)")
+        database.write(lambda session: nodes.record(session, "one-1", []))
+        is_ok(self.look(lab), " ago, whose Ray starts")
+        is_wrong(self.look(lab), "two-2 (8 CPUs, 2 GPUs)", "ray-2.log")
+
     def test_none(self, lab: Settings, database: Database) -> None:
         is_warning(self.look(lab), "no worker was heard of in the last minute; nothing waits", "ttsv worker")
         post(database, "paused")
@@ -474,6 +516,36 @@ class TestRay:
         found = doctor_machine.look_at_ray(Settings(data_dir=machine, head_address="198.51.100.77"))
         is_wrong(found, "TTSV_HEAD_ADDRESS: 198.51.100.77 is no address of this machine", "ip -brief address")
         assert worst(doctor_machine.look_at_ray(Settings(data_dir=machine, head_address="127.0.0.1"))) is Status.OK
+
+    def test_the_port_of_its_head_is_taken(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By a program of ours, another's, or the head itself: which a process is by its words and its token."""
+
+        def look(*words: str, token: Path = machine / "token", **settings: Any) -> list[Finding]:
+            code = "import socket, time; one = socket.create_server(('', 0)); print(one.getsockname()[1], flush=True)"
+            command = [sys.executable, "-c", f"{code}; time.sleep(60)", *words]
+            environment = os.environ | {"RAY_AUTH_TOKEN_PATH": str(token)}
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+                try:
+                    assert process.stdout is not None
+                    port = int(process.stdout.readline())
+                    found: dict[str, Any] = {"data_dir": machine, "head_address": "127.0.0.1", "head_port": port}
+                    return [
+                        one
+                        for one in doctor_machine.look_at_ray(Settings(**(found | settings)))
+                        if "is taken" in one.says
+                    ]
+                finally:
+                    process.kill()
+
+        is_wrong(look(), "is taken by another program (python", "export TTSV_HEAD_PORT=63")
+        assert only(look(), "(TTSV_HEAD_PORT)").mend != only(look(node_ports="6300-6379"), "(TTSV_HEAD_PORT)").mend
+        head = "/tmp/ttsv-ray-x/session"
+        assert look(head) == look(head_address=None) == []
+        is_wrong(look(head, token=machine / "other" / "token"), "is taken by another program", "export")
+        monkeypatch.setattr(psutil, "net_connections", lambda _: [])
+        is_warning(look(), "that this user cannot see", "sudo ss --listening")
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        assert look() == []
 
     def test_leftovers(self, machine: Path) -> None:
         owner = identity()
