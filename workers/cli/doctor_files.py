@@ -33,12 +33,10 @@ _disk, _data = map(Check, ("disk", "data"))
 
 def look_at_disk(settings: "Settings") -> list[Finding]:
     """The data folder: that it can be written, its room, whether its file system suits SQLite; and the files' store."""
-    from service.settings import LEAST_FREE_BYTES
-
     folder = settings.data_dir
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    shown, place = quote(str(folder)), quote(str(there))
     if not there.is_dir():
+        place = quote(str(there))
         return [
             _disk.wrong(f"{there} is in the way of the data folder {folder}: it is a file", f"mv {place} {place}.old")
         ]
@@ -46,20 +44,25 @@ def look_at_disk(settings: "Settings") -> list[Finding]:
         says = (
             f"{there} cannot be written" if there == folder else f"{folder} cannot be made: {there} cannot be written"
         )
-        return [_disk.wrong(says, f"sudo install --directory --owner $USER {shown}")]
-    findings = [*_network(settings), *_store(settings)]
+        return [_disk.wrong(says, f"sudo install --directory --owner $USER {quote(str(folder))}")]
+    free = f"free in {folder}" if there == folder else f"free in {folder}, which will be made"
+    return [*_network(settings), *_store(settings), _room(there, free)]
+
+
+def _room(there: Path, free: str) -> Finding:
+    """The room of the file system of a folder, as bytes and as files; `free` says of which folder it is."""
+    from service.settings import LEAST_FREE_BYTES
+
     usage, system = shutil.disk_usage(there), os.statvfs(there)
-    free = f"{size(usage.free)} of {size(usage.total)} free in {folder}"
-    mend = f"du --human-readable --max-depth 1 {place}  # what takes the room"
+    says = f"{size(usage.free)} of {size(usage.total)} {free}"
+    mend = f"du --human-readable --max-depth 1 {quote(str(there))}  # what takes the room"
     if usage.free < LEAST_FREE_BYTES:
-        findings.append(_disk.wrong(f"{free}: at least {size(LEAST_FREE_BYTES)} are wanted", mend))
-    elif usage.free < _LITTLE_BYTES:
-        findings.append(_disk.warning(free, mend))
-    elif system.f_files and not system.f_favail:
-        findings.append(_disk.wrong(f"no file can be made in {folder}: its file system has as many as it can", mend))
-    else:
-        findings.append(_disk.ok(free if there == folder else f"{free}, which will be made"))
-    return findings
+        return _disk.wrong(f"{says}: at least {size(LEAST_FREE_BYTES)} are wanted", mend)
+    if usage.free < _LITTLE_BYTES:
+        return _disk.warning(says, mend)
+    if system.f_files and not system.f_favail:
+        return _disk.wrong(f"{says}, and no file can be made there: its file system has as many as it can", mend)
+    return _disk.ok(says)
 
 
 def _network(settings: "Settings") -> Iterator[Finding]:
@@ -88,11 +91,14 @@ def _store(settings: "Settings") -> Iterator[Finding]:
         if (problem := bucket_problem(settings.storage)) is not None:
             yield _disk.wrong(f"{shown} {problem}", "env | grep ^AWS_  # the keys; does its host answer?")
             return
-    elif not Path(place).exists():
+    elif not (folder := Path(settings.storage)).exists():
         yield _disk.warning(f"{shown} is not there and will be made: is it to be mounted?", f"findmnt {quote(place)}")
         return
-    elif not os.access(place, os.W_OK | os.X_OK):
+    elif not os.access(folder, os.W_OK | os.X_OK):
         yield _disk.wrong(f"{shown} cannot be written", f"sudo chown $USER {quote(place)}")
+        return
+    else:
+        yield _room(folder, f"free in {shown.removesuffix(',')}")
         return
     yield _disk.ok(f"{shown} is there")
 

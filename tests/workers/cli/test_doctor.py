@@ -238,8 +238,13 @@ class TestDisk:
         folder = machine / "results"
         is_warning(look(str(folder)), f"{folder}, is not there and will be made", f"findmnt {folder}")
         folder.mkdir()
-        is_ok(look(str(folder)), f"{folder}, is there")
-        monkeypatch.setattr(os, "access", lambda path, _: path != str(folder))
+        is_ok(look(str(folder)), f"free in the store of TTSV_STORAGE, {folder}")
+        room = shutil.disk_usage
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 2**40, 0) if path == folder else room(path))
+            is_wrong(look(str(folder)), f"0 KiB of 1024.0 GiB free in the store of TTSV_STORAGE, {folder}: at", "du ")
+            is_ok(look(str(folder)), f"free in {machine}")
+        monkeypatch.setattr(os, "access", lambda path, _: path != folder)
         is_wrong(look(str(folder)), f"{folder}, cannot be written", "sudo chown")
 
         found = only(look("s3://key:word@bucket/x?shape=round"), "cannot be read")
