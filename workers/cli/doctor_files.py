@@ -11,6 +11,7 @@ from workers.cli.findings import Check, Finding, size
 
 if TYPE_CHECKING:
     from service.settings import Settings
+    from ttsv.data.content import ContentRecord
 
 _LITTLE_BYTES = 5 * 2**30
 _NETWORK = (
@@ -135,20 +136,49 @@ def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:
 def _data_set(name: str, folder: Path, *, deep: bool) -> Finding | None:
     """What is to be said of a data set; None where nobody used it yet."""
     from ttsv.data import verify_dataset
-    from ttsv.data.content import ContentRecord
+    from ttsv.data.content import ContentRecord, file_name
     from ttsv.data.shared import find_shared
     from ttsv.errors import DataError
 
     verify = f"ttsv data verify {quote(name)}"
     try:
-        if ContentRecord.find(name, folder) is None:
-            return None
+        record = ContentRecord.find(name, folder)
+    except DataError as error:
+        cut = quote(str(folder / f"{file_name(name)}.sha256.json"))
+        return _data.wrong(f"{name}: {error}", f"rm {cut} && {verify}  # or put it back from a backup")
+    if record is None:
+        return None
+    try:
         if deep:
             sha256 = verify_dataset(name, folder.parent)
             return _data.ok(f"{name}: every file has its checksum (content SHA-256 {sha256[:12]})")
-        copy = find_shared(name, folder)
+        if (copy := find_shared(name, folder)) is not None:
+            return _data.ok(f"{name}: as at its first use, by size and times (content SHA-256 {copy.sha256[:12]})")
     except DataError as error:
-        return _data.wrong(f"{name}: {error}", verify)
-    if copy is None:
-        return _data.warning(f"{name}: its copy is gone, or its files are not those of its first use", verify)
-    return _data.ok(f"{name}: as at its first use, by size and times (content SHA-256 {copy.sha256[:12]})")
+        # What is wrong with the set's own files has it refused, whatever its copy is.
+        copies = f"{quote(str(folder / 'cache'))}/{record.sha256}-*"
+        mend = f"rm --recursive --force {copies} && {verify}  # makes the copy anew"
+        return _refused(name, folder, record) or _data.wrong(f"{name}: {error}", mend)
+    says = f"{name}: its copy is gone, or its files have other times than at its first use"
+    return _refused(name, folder, record) or _data.warning(says, f"{verify}  # makes the copy anew")
+
+
+def _refused(name: str, folder: Path, record: "ContentRecord") -> Finding | None:
+    """Why trials are refused a set whose files are not those of its first use; None where they are: all are read."""
+    from ttsv.data.catalog import dataset_info
+    from ttsv.data.content import file_hashes
+    from ttsv.data.source import fetch_command
+    from ttsv.data.sources import source_of
+    from ttsv.errors import DataError
+
+    try:
+        record.require_files(file_hashes(source_of(name).files(folder), folder), folder)
+    except DataError as error:
+        mend = fetch_command(name)
+        if dataset_info(name) is None:
+            hashes = list(record.files.values())
+            was = hashes[0] if len(hashes) == 1 else f"in {record.path}"
+            accept = f"rm {quote(str(record.path))}"
+            mend = f"{accept}  # if what is there now is meant; else put back what was, of the SHA-256 {was}"
+        return _data.wrong(f"{name}: trials are refused it: {error}", mend)
+    return None

@@ -1,5 +1,6 @@
 """Every check of `ttsv doctor`: what it says where all is well, and where it is not, and what mends that."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -18,8 +19,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from sqlalchemy import text
 from typer.testing import CliRunner
 
@@ -665,7 +668,8 @@ class TestData:
         is_ok(self.look(machine), "not here: cifar10, cifar100, svhn, fashion-mnist")
         assert not (machine / "datasets").exists()
 
-    def test_one_that_is_here(self, machine: Path) -> None:
+    def test_one_that_is_here(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
         sha256 = verify_dataset("digits", machine)
         is_ok(self.look(machine), f"digits: as at its first use, by size and times (content SHA-256 {sha256[:12]})")
         is_ok(self.look(machine, deep=True), f"digits: every file has its checksum (content SHA-256 {sha256[:12]})")
@@ -674,13 +678,86 @@ class TestData:
         with images.open("r+b") as file:
             file.seek(500)
             file.write(b"other")
-        is_warning(self.look(machine), "its files are not those of its first use", "ttsv data verify digits")
-        is_wrong(self.look(machine, deep=True), "is cut or altered", "ttsv data verify digits")
+        is_warning(self.look(machine), "its files have other times than at its first use", "ttsv data verify digits")
+        found = only(self.look(machine, deep=True), "is cut or altered")
+        assert found.status is Status.WRONG
+        self.mend(found)
+        is_ok(self.look(machine, deep=True), "digits: every file has its checksum")
 
-    def test_its_record_is_cut(self, machine: Path) -> None:
+    def test_its_record_is_cut(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
         (machine / "datasets").mkdir()
         (machine / "datasets" / "digits.sha256.json").write_text("{")
-        is_wrong(self.look(machine), "is cut or altered", "ttsv data verify digits")
+        found = only(self.look(machine), "is cut or altered")
+        assert found.status is Status.WRONG
+        self.mend(found)
+        is_ok(self.look(machine), "digits: as at its first use")
+
+    @pytest.fixture
+    def own(self, machine: Path) -> Path:
+        """A set of one's own that was used."""
+        path = machine / "datasets" / "mine.npz"
+        path.parent.mkdir()
+        self.save(path, 0)
+        verify_dataset("npz:mine", machine)
+        return path
+
+    def save(self, path: Path, value: int) -> None:
+        images, labels = np.full((40, 1, 8, 8), value, np.uint8), np.arange(40) % 2
+        np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+    def mend(self, found: Finding) -> None:
+        """Runs what is said to mend it, as far as that is a command of ours or of the shell."""
+        for command in str(found.mend).partition("  #")[0].split(" && "):
+            if command.startswith("ttsv "):
+                assert CliRunner().invoke(app, command.split()[1:]).exit_code == 0
+            else:
+                subprocess.run(command, shell=True, check=True)
+
+    @pytest.mark.parametrize("deep", [False, True])
+    def test_one_s_own_was_changed(self, deep: bool, machine: Path, own: Path) -> None:
+        before, was = own.read_bytes(), hashlib.sha256(own.read_bytes()).hexdigest()
+        self.save(own, 1)
+        for _ in range(2):
+            found = only(self.look(machine, deep=deep), "npz:mine: trials are refused it: ")
+            assert found.status is Status.WRONG
+            assert f"{own} has changed since the set's first use" in found.says
+            assert f"put back what was, of the SHA-256 {was}" in str(found.mend)
+        own.write_bytes(before)
+        if deep:
+            is_ok(self.look(machine, deep=True), "npz:mine: every file has its checksum")
+        else:
+            is_warning(self.look(machine), "npz:mine: its copy is gone, or its files have other times", "data verify")
+        self.save(own, 1)
+        self.mend(only(self.look(machine, deep=deep), "npz:mine"))
+        assert not [one for one in self.look(machine, deep=deep) if "npz:mine" in one.says], "as before its first use"
+        verify_dataset("npz:mine", machine)
+        is_ok(self.look(machine, deep=deep), "npz:mine: ")
+
+    def test_the_copy_of_one_s_own_is_gone(self, machine: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
+        shutil.rmtree(machine / "datasets" / "cache")
+        found = only(self.look(machine), "npz:mine: its copy is gone")
+        assert found.status is Status.WARNING
+        self.mend(found)
+        is_ok(self.look(machine), "npz:mine: as at its first use")
+
+    def test_of_several_files_the_record_has_the_sums(self, machine: Path) -> None:
+        folder = machine / "datasets" / "pictures"
+        for name in ("a", "b"):
+            (folder / "train" / name).mkdir(parents=True)
+            for number in range(20):
+                Image.new("L", (8, 8), number).save(folder / "train" / name / f"{number}.png")
+        verify_dataset("folder:pictures", machine)
+        (folder / "train" / "a" / "3.png").unlink()
+        record = machine / "datasets" / "folder-pictures.sha256.json"
+        is_wrong(self.look(machine), "3.png is gone since the set's first use", f"of the SHA-256 in {record}")
+
+    def test_a_published_one_is_fetched_again(self, machine: Path) -> None:
+        (machine / "datasets").mkdir()
+        record = {"dataset": "svhn", "sha256": "0", "files": {"train_32x32.mat": "0"}}
+        (machine / "datasets" / "svhn.sha256.json").write_text(json.dumps(record))
+        is_wrong(self.look(machine), "svhn: trials are refused it: ", "ttsv data fetch svhn")
 
 
 class TestVersions:
