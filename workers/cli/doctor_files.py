@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from workers.cli.findings import Check, Finding, size
+from workers.cli.findings import BACKUP, RESTORE, Check, Finding, size
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -77,7 +77,10 @@ def _network(settings: "Settings") -> Iterator[Finding]:
     kind = _file_system(file)
     if kind.startswith(_NETWORK):
         says = f"{file} lies on {kind}, whose locks SQLite cannot rely on: use a local disk, or PostgreSQL"
-        yield _disk.wrong(says, "export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db")
+        mend = "export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db"
+        if file.exists():
+            mend = f"{BACKUP} && {mend} && {RESTORE}  # service and workers stopped; docs/backup.md"
+        yield _disk.wrong(says, mend)
 
 
 def _store(settings: "Settings") -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from workers.cli.findings import Check, Finding, ago
+from workers.cli.findings import BACKUP, RESTORE, Check, Finding, ago
 
 if TYPE_CHECKING:
     import httpx2 as httpx
@@ -185,7 +185,9 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
             mend = f"chmod u+rw {quote(str(file))} && chmod u+rwx {quote(str(file.parent))}"
         yield _database.wrong("it is read-only: nothing can be stored", mend)
     if server.name == "PostgreSQL" and server.version[0] < _OLDEST_POSTGRES:
-        yield _database.warning(f"{server.shown} is no longer mended by its makers", "docker pull postgres:18-bookworm")
+        # A newer server does not start on the folder of an older one.
+        mend = f"{BACKUP}  # then start a newer server on a folder of its own, and {RESTORE}; docs/upgrade.md"
+        yield _database.warning(f"{server.shown} is no longer mended by its makers", mend)
     elif server.name == "SQLite" and not keeps_wal():
         says = f"{server.shown} cannot be trusted with a write-ahead log: commits take four times as long as they need"
         yield _database.warning(says, "pip install pysqlite3  # SQLite of 3.51.3 or newer")
@@ -349,9 +351,7 @@ def _answers(client: "httpx.Client", url: str) -> Iterator[Finding]:
     checks = ready.json()["checks"] if ready.status_code in (200, 503) else {"readiness": f"status {ready.status_code}"}
     for name, says in checks.items():
         if says != "ok":
-            yield _api.wrong(
-                f"{url} is not ready: {name}: {says}", "ttsv migrate" if name == "schema" else "ttsv doctor"
-            )
+            yield _api.wrong(f"{url} is not ready: {name}: {says}", _unready(name, says))
     asked = client.get("/v1/experiments", params={"limit": 1, "fields": "id"})
     if asked.status_code in (401, 403):
         detail = asked.json().get("detail", asked.reason_phrase)
@@ -364,6 +364,23 @@ def _answers(client: "httpx.Client", url: str) -> Iterator[Finding]:
         yield _api.ok(f"{url} answers, version {theirs} as here")
     if "Date" in live.headers:
         yield _difference(f"the API at {url}", _date_ahead(live.headers["Date"], before, after))
+
+
+def _unready(check: str, says: str) -> str:
+    """The command that mends what the API says of itself, or shows what does; to be run where the API runs."""
+    where = "# where the API runs, in its environment"
+    folder = '"${TTSV_DATA_DIR:-ttsv-data}"'
+    if check == "schema":
+        return f"ttsv migrate  {where}"
+    if check == "disk":
+        return f"du --human-readable --max-depth 1 {folder}  {where}: what takes the room"
+    if check == "database" and says.startswith("read-only"):
+        return (
+            f"df {folder} && ls -l {folder}  {where}; PostgreSQL: psql --command 'SHOW default_transaction_read_only'"
+        )
+    if check == "database":
+        return f'ls -l {folder}  {where}; PostgreSQL: pg_isready --dbname "$TTSV_DATABASE_URL"'
+    return f"tail --lines 20 {folder}/logs/api.log  {where}; or docker compose logs api"
 
 
 def _date_ahead(date: str, before: float, after: float) -> float:

@@ -266,6 +266,11 @@ class TestDisk:
         monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
         folder = machine / "shared" / "data"
         is_wrong(self.look(folder), f"lies on {kind}, whose locks", "export TTSV_DATABASE_URL=sqlite:///")
+        assert "backup" not in str(only(self.look(folder), "whose locks").mend), "nothing is there yet"
+        folder.mkdir(parents=True)
+        (folder / "ttsv.db").touch()
+        mend = "ttsv backup ttsv.backup && export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db && ttsv restore"
+        is_wrong(self.look(folder), f"lies on {kind}, whose locks", mend)
         for url in ("postgresql://host/x", f"sqlite:///{machine / 'local.db'}"):
             assert worst(self.look(folder, url)) is Status.OK  # files may lie there
         assert worst(self.look(machine / "data")) is Status.OK
@@ -389,6 +394,8 @@ class TestDatabase:
         shown = only([finding for finding in findings if finding.check == "database"], f"PostgreSQL {version[0]}")
         clock = only(findings, "the clock of the database at PostgreSQL")
         assert (shown.status, clock.status) == statuses
+        if shown.mend is not None:
+            assert re.match(r"ttsv backup \S+  # .* newer server .* ttsv restore --force", shown.mend)
         if ahead:
             assert clock.mend == "sudo timedatectl set-ntp true"
             assert ("1 h ahead" if ahead > 7200 else "60 min ahead of" if ahead > 0 else "7 s behind") in clock.says
@@ -854,9 +861,15 @@ class TestApi:
         is_wrong(look(), "is no service of ours", "curl --include")
 
     def test_it_is_not_ready(self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]) -> None:
-        answers["/readyz"] = (503, {"status": "not ready", "checks": {"schema": "at None", "disk": "full"}})
-        is_wrong(look(), "is not ready: schema: at None", "ttsv migrate")
-        is_wrong(look(), "is not ready: disk: full", "ttsv doctor")
+        checks = {"schema": "at None", "disk": "full", "database": "OperationalError: does it run?"}
+        answers["/readyz"] = (503, {"status": "not ready", "checks": checks})
+        is_wrong(look(), "is not ready: schema: at None", "ttsv migrate  # where the API runs")
+        is_wrong(look(), "is not ready: disk: full", "du --human-readable")
+        is_wrong(look(), "is not ready: database: OperationalError: does it run?", "pg_isready")
+        answers["/readyz"] = (503, {"status": "not ready", "checks": {"database": "read-only: nothing can be stored"}})
+        is_wrong(look(), "is not ready: database: read-only", "SHOW default_transaction_read_only")
+        answers["/readyz"] = (500, {})
+        is_wrong(look(), "is not ready: readiness: status 500", "logs/api.log")
 
     def test_it_is_of_another_version(
         self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]
