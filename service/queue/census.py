@@ -51,12 +51,13 @@ class Census:
 
 @dataclass(frozen=True)
 class Sign:
-    """What a worker last said of itself, and when."""
+    """What a worker last said of itself, and when; `started_at`: when it did so first."""
 
     worker: str
     cpus: float
     gpus: float
     seen_at: datetime
+    started_at: datetime
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class OpenExperiment:
 
 def last_signs(session: Session) -> list[Sign]:
     """Every worker on the list, by name."""
-    query = select(Worker.name, Worker.cpus, Worker.gpus, Worker.seen_at).order_by(Worker.name)
+    query = select(Worker.name, Worker.cpus, Worker.gpus, Worker.seen_at, Worker.started_at).order_by(Worker.name)
     return [Sign(*row) for row in session.execute(query)]
 
 

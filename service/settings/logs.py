@@ -2,14 +2,16 @@
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from service.settings.variables import LogFormat, Settings
 
+_ERROR = re.compile(r"\S+ ERROR [\w.]+: (?P<message>.*)")
 _IDS = ("request_id", "experiment_id", "trial_id")
 _about: ContextVar[dict[str, object]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
 
@@ -67,6 +69,20 @@ class TextFormatter(logging.Formatter):
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
         return f"{_time(record)} {record.levelname} {record.name}: {message}{ids}"
+
+
+def errors_in(text: str) -> list[str]:
+    """The messages of errors in lines of a log, of either format, the oldest first; other lines are passed over."""
+    found = []
+    for line in text.splitlines():
+        if match := _ERROR.match(line):
+            found.append(match["message"])
+        elif line.startswith("{"):
+            with suppress(ValueError, KeyError):
+                said = json.loads(line)
+                if said["level"] == "error":
+                    found.append(str(said["message"]))
+    return found
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -36,6 +36,8 @@ def run(settings: Settings, spec: dict[str, object], console: Console, spec_path
             with LiveLine(console) as line:
                 for state in client.watch(experiment.id):
                     stack.tend()
+                    for complaint in stack.complaints():
+                        console.print(complaint, markup=False, highlight=False, soft_wrap=True)
                     line.show(state)
         except KeyboardInterrupt:
             console.print("stopping; the next demo goes on where this one was ...")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypedDict
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit
 from workers.cli.findings import Check, Finding
 
 if TYPE_CHECKING:
+    import psutil
+
     from service.settings import Settings
     from ttsv.runtime.provenance import EnvironmentFields
 
@@ -83,15 +86,58 @@ def _token(path: Path) -> Iterator[Finding]:
 
 
 def _door(settings: "Settings") -> Iterator[Finding]:
-    """Whether nodes could join where the settings say."""
+    """Whether nodes could join where the settings say, and a worker's cluster start there."""
     from service.errors import UserError
     from workers.node.machine import own_address
+    from workers.node.raylet import is_taken
 
-    if settings.head_address is not None:
-        try:
-            own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
-        except UserError as error:
-            yield _ray.wrong(f"{error}: no worker starts", "ip -brief address  # those it has")
+    if settings.head_address is None:
+        return
+    try:
+        own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
+    except UserError as error:
+        yield _ray.wrong(f"{error}: no worker starts", "ip -brief address  # those it has")
+    port = settings.head_port
+    if os.environ.get("RAY_ADDRESS") or not is_taken(port):  # with RAY_ADDRESS whoever runs that cluster has a port
+        return
+    says = f"port {port}, at which nodes would join (TTSV_HEAD_PORT), is taken by"
+    holder = _listening(port)
+    if holder is None:
+        look = f"sudo ss --listening --tcp --numeric --processes 'sport = :{port}'"
+        yield _ray.warning(f"{says} a program that this user cannot see: the worker's, if that is another user's", look)
+    elif not _is_head(holder, settings.data_dir / "token"):
+        free = next(one for one in range(6379, 1023, -1) if one not in settings.ports and not is_taken(one))
+        mend = f"export TTSV_HEAD_PORT={free}  # and start the worker again; nodes join with --head HOST:{free}"
+        yield _ray.wrong(f"{says} another program ({holder.name()}, process {holder.pid}): no trial can run", mend)
+
+
+def _listening(port: int) -> "psutil.Process | None":
+    """The program that listens at a port; None where this user cannot tell."""
+    import psutil
+
+    with suppress(psutil.Error):
+        for found in psutil.net_connections("tcp"):
+            if (
+                found.status == psutil.CONN_LISTEN
+                and found.laddr
+                and found.laddr.port == port
+                and found.pid is not None
+            ):
+                return psutil.Process(found.pid)
+    return None
+
+
+def _is_head(process: "psutil.Process", token: Path) -> bool:
+    """Whether a program is of the Ray cluster of a worker with this token, or of one that such a worker left."""
+    import psutil
+
+    from workers.node.raylet import PREFIX
+
+    try:
+        held = Path(process.environ().get("RAY_AUTH_TOKEN_PATH", ""))
+        return any(PREFIX in part for part in process.cmdline()) and held.resolve() == token.resolve()
+    except psutil.Error:  # it ended meanwhile
+        return True
 
 
 def _leftovers() -> Iterator[Finding]:

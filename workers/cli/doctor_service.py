@@ -1,9 +1,10 @@
 """What `ttsv doctor` looks at of the service: settings, database, workers, clocks, the API."""
 
 import os
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
@@ -12,11 +13,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from workers.cli.findings import Check, Finding, ago
+from workers.cli.findings import BACKUP, RESTORE, Check, Finding, ago
 
 if TYPE_CHECKING:
     import httpx2 as httpx
 
+    from service.database import ClusterNode
     from service.database.engine import Database
     from service.database.server import Server
     from service.queue.census import OpenExperiment, Sign
@@ -34,8 +36,12 @@ _WAL_BYTE, _WAL = 18, 2
 """Where the header of a SQLite file says how it is journalled, and what it says there of a write-ahead log."""
 _APART, _FAR_APART = 5.0, 60.0
 """Seconds by which clocks may differ; further apart, workers that are there look dead."""
+_SEEING_SECONDS = 30.0
+"""So long it may take, once Ray has started, until the worker has seen a node of it."""
 _MOST_LINES = 10
 _NEWEST_FILES = 20
+_MOST_NODES = 1000
+_MOST_LETTERS = 300
 _PATIENCE = 5.0
 _SCHEMA_PATIENCE = 30.0
 """The API makes its schema, which has its version, when that is first asked for."""
@@ -125,7 +131,11 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
             if fault is not None:
                 says, _, command = fault.partition(": run ")
                 return [_database.wrong(f"its schema is {says}", command.strip("`"))]
-            return [*_inside(database, settings, file, deep=deep), *_files(database, settings), *_work(database)]
+            return [
+                *_inside(database, settings, file, deep=deep),
+                *_files(database, settings),
+                *_work(database, settings),
+            ]
     except UserError as error:
         return [_database.wrong(str(error), "export TTSV_DATA_DIR=/a/folder/that/can/be/written")]
     except SQLAlchemyError as error:
@@ -182,7 +192,9 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
             mend = f"chmod u+rw {quote(str(file))} && chmod u+rwx {quote(str(file.parent))}"
         yield _database.wrong("it is read-only: nothing can be stored", mend)
     if server.name == "PostgreSQL" and server.version[0] < _OLDEST_POSTGRES:
-        yield _database.warning(f"{server.shown} is no longer mended by its makers", "docker pull postgres:18-bookworm")
+        # A newer server does not start on the folder of an older one.
+        mend = f"{BACKUP}  # then start a newer server on a folder of its own, and {RESTORE}; docs/upgrade.md"
+        yield _database.warning(f"{server.shown} is no longer mended by its makers", mend)
     elif server.name == "SQLite" and not keeps_wal():
         says = f"{server.shown} cannot be trusted with a write-ahead log: commits take four times as long as they need"
         yield _database.warning(says, "pip install pysqlite3  # SQLite of 3.51.3 or newer")
@@ -238,15 +250,15 @@ def _difference(whose: str, ahead: float) -> Finding:
     return _clock.wrong(f"{apart}: workers that are there look dead", _CLOCK_MEND)
 
 
-def _work(database: "Database") -> Iterator[Finding]:
-    """Workers, when they were heard of, and the experiments that wait for them."""
+def _work(database: "Database", settings: "Settings") -> Iterator[Finding]:
+    """Workers, when they were heard of, whether they have nodes, and the experiments that wait for them."""
     from service.queue.census import last_signs, open_experiments
     from service.queue.leases import HEARD_WITHIN
     from service.queue.nodes import listed
 
     with database.read() as session:
         signs, experiments = last_signs(session), open_experiments(session)
-        nodes = listed(session, _MOST_LINES)
+        nodes = listed(session, _MOST_NODES)
     here: list[tuple[Sign, float]] = []
     gone: list[tuple[Sign, float]] = []
     for sign in signs:
@@ -255,7 +267,7 @@ def _work(database: "Database") -> Iterator[Finding]:
         if silent < -_APART:
             yield _difference(f"worker {sign.worker}", -silent)
     if here:
-        yield _workers.ok("; ".join(_shown(sign, silent) for sign, silent in here))
+        yield from _there(here, nodes, settings)
     elif experiments:
         open_ones = "1 experiment is" if len(experiments) == 1 else f"{len(experiments)} experiments are"
         says = f"no worker was heard of in the last minute, and {open_ones} queued or running"
@@ -264,24 +276,79 @@ def _work(database: "Database") -> Iterator[Finding]:
         yield _workers.warning("no worker was heard of in the last minute; nothing waits for one", "ttsv worker")
     for sign, silent in gone[:_MOST_LINES]:
         yield _workers.warning(f"not heard of any more: {_shown(sign, silent)}", "ttsv worker  # on its machine")
-    for node in nodes:
-        if node.problem is not None:
-            says = f"machine {node.host} ({node.state}): {node.problem}"
-            yield _workers.warning(says, "ttsv nodes  # docs/nodes.md")
-    yield from _waiting([experiment for experiment in experiments if experiment.waiting is not None])
+    for node in [node for node in nodes if node.problem is not None][:_MOST_LINES]:
+        says = f"machine {node.host} ({node.state}): {node.problem}"
+        yield _workers.warning(says, "ttsv nodes  # docs/nodes.md")
+    mend = "ttsv nodes  # those there are" if here else "ttsv worker"
+    yield from _waiting([experiment for experiment in experiments if experiment.waiting is not None], mend)
+
+
+def _there(
+    here: "Sequence[tuple[Sign, float]]", nodes: "Sequence[ClusterNode]", settings: "Settings"
+) -> Iterator[Finding]:
+    """Workers that live: in order are those that have nodes, and those whose Ray may still be starting."""
+    from service.specs.states import NodeState
+    from workers.node.raylet import START_SECONDS
+
+    alive = [node for node in nodes if node.state is NodeState.ALIVE]
+    shown = []
+    for sign, silent in here:
+        # Of a cluster that several workers share, a node has the name of the one that told of it last.
+        if any(node.worker == sign.worker or node.host == _host(sign) for node in alive):
+            shown.append(_shown(sign, silent))
+            continue
+        left = [node.left_at for node in nodes if node.worker == sign.worker and node.left_at is not None]
+        without = (datetime.now(UTC) - max([sign.started_at, *left])).total_seconds()
+        if without < START_SECONDS + _SEEING_SECONDS:
+            shown.append(f"{_shown(sign, silent)}, whose Ray starts")
+            continue
+        why, mend = _why_no_node(sign, settings)
+        says = f"{_shown(sign, silent)}, without a node for {ago(without)}"
+        if alive:
+            yield _workers.warning(f"{says}, unless it shares another's{why}", mend)
+        else:
+            yield _workers.wrong(f"{says}: no trial can run{why}", mend)
+    if shown:
+        yield _workers.ok("; ".join(shown))
+
+
+def _why_no_node(sign: "Sign", settings: "Settings") -> tuple[str, str]:
+    """What a worker said last of what went wrong, where its log is here, and the command that shows more."""
+    from service.settings.logs import errors_in
+
+    logs = settings.data_dir / "logs"
+    ray = logs / f"ray-{sign.worker.rpartition('-')[2]}.log"
+    if socket.gethostname() != _host(sign) or not logs.is_dir():
+        return "", f"tail --lines 20 {quote(str(ray))}  # on {_host(sign)}, and the log of its worker"
+    log = logs / "worker.log"
+    with suppress(OSError):
+        # Workers that `ttsv serve` started one after the other wrote into one file.
+        _, began, own = log.read_text(errors="replace").rpartition(f"worker {sign.worker}: ")
+        if began and (errors := errors_in(own)):
+            return f" (its log: {errors[-1][:_MOST_LETTERS]})", f"tail --lines 20 {quote(str(log))}"
+    return "", f"tail --lines 20 {quote(str(ray))}  # and the log of `ttsv worker`"
+
+
+def _host(sign: "Sign") -> str:
+    """The machine of a worker, which is called after it and its process."""
+    return sign.worker.rpartition("-")[0]
 
 
 def _shown(sign: "Sign", silent: float) -> str:
     return f"{sign.worker} ({sign.cpus:g} CPUs, {sign.gpus:g} GPUs) {ago(silent)} ago"
 
 
-def _waiting(experiments: "list[OpenExperiment]") -> Iterator[Finding]:
-    """Those that wait for their turn are in order; those that fit no node wait for one that may never come."""
+def _waiting(experiments: "list[OpenExperiment]", mend_of_none: str) -> Iterator[Finding]:
+    """Those that wait for their turn are in order; others wait for a worker or a node that may never come."""
+    from service.queue.census import waiting_for
+
     for experiment in sorted(experiments, key=lambda one: not one.unfit)[:_MOST_LINES]:
         says = f"experiment {experiment.id} ({experiment.name}) waits: {experiment.waiting}"
         if experiment.unfit:
             mend = f"ttsv cancel {experiment.id}  # or start `ttsv worker` on a machine that has as much"
             yield _workers.warning(says, mend)
+        elif waiting_for(experiment.waiting or "", unfit=False) == "worker":
+            yield _workers.warning(says, mend_of_none)
         else:
             yield _workers.ok(says)
     if len(experiments) > _MOST_LINES:
@@ -319,9 +386,7 @@ def _answers(client: "httpx.Client", url: str) -> Iterator[Finding]:
     checks = ready.json()["checks"] if ready.status_code in (200, 503) else {"readiness": f"status {ready.status_code}"}
     for name, says in checks.items():
         if says != "ok":
-            yield _api.wrong(
-                f"{url} is not ready: {name}: {says}", "ttsv migrate" if name == "schema" else "ttsv doctor"
-            )
+            yield _api.wrong(f"{url} is not ready: {name}: {says}", _unready(name, says))
     asked = client.get("/v1/experiments", params={"limit": 1, "fields": "id"})
     if asked.status_code in (401, 403):
         detail = asked.json().get("detail", asked.reason_phrase)
@@ -334,6 +399,23 @@ def _answers(client: "httpx.Client", url: str) -> Iterator[Finding]:
         yield _api.ok(f"{url} answers, version {theirs} as here")
     if "Date" in live.headers:
         yield _difference(f"the API at {url}", _date_ahead(live.headers["Date"], before, after))
+
+
+def _unready(check: str, says: str) -> str:
+    """The command that mends what the API says of itself, or shows what does; to be run where the API runs."""
+    where = "# where the API runs, in its environment"
+    folder = '"${TTSV_DATA_DIR:-ttsv-data}"'
+    if check == "schema":
+        return f"ttsv migrate  {where}"
+    if check == "disk":
+        return f"du --human-readable --max-depth 1 {folder}  {where}: what takes the room"
+    if check == "database" and says.startswith("read-only"):
+        return (
+            f"df {folder} && ls -l {folder}  {where}; PostgreSQL: psql --command 'SHOW default_transaction_read_only'"
+        )
+    if check == "database":
+        return f'ls -l {folder}  {where}; PostgreSQL: pg_isready --dbname "$TTSV_DATABASE_URL"'
+    return f"tail --lines 20 {folder}/logs/api.log  {where}; or docker compose logs api"
 
 
 def _date_ahead(date: str, before: float, after: float) -> float:

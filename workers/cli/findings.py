@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+BACKUP, RESTORE = "ttsv backup ttsv.backup", "ttsv restore --force ttsv.backup"
+"""What takes all there is into another database. The data folder stays: without force nothing is restored over it."""
+
 
 class Status(StrEnum):
     """How bad it is, the worst last: a warning is worth a look, what is wrong keeps something from working."""

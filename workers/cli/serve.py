@@ -32,7 +32,7 @@ def serve(
         documents = f"{stack.url}/docs"
         screen.print(f"API on {stack.url} ({documents}), data in {stack.settings.data_dir}", soft_wrap=True)
         screen.print("Ctrl-C stops everything; what runs then goes on at the next start")
-        stack.stay()
+        stack.stay(lambda said: screen.print(said, style="red", markup=False, highlight=False, soft_wrap=True))
 
 
 @serve_app.command()

@@ -167,7 +167,7 @@ def server_ports(ports: range) -> tuple[int, int]:
 
 def taken_port(ports: Iterable[int]) -> int | None:
     """The first of the ports at which a program listens; None where there is none."""
-    return next(filter(_is_taken, ports), None)
+    return next(filter(is_taken, ports), None)
 
 
 def free_ports(count: int) -> list[int]:
@@ -187,7 +187,7 @@ def remove_leftovers() -> None:
     remove_daemons()
 
 
-def _is_taken(port: int) -> bool:
+def is_taken(port: int) -> bool:
     with socket.socket() as tried:
         # As Ray does: connections of a server that has ended hold its port for a minute.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

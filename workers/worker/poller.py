@@ -28,13 +28,15 @@ from workers.node.pulse import beat
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers, most_drivers
 from workers.worker.job_time import Allocation
 from workers.worker.observation import Observation
-from workers.worker.ray_cluster import Cluster, Door, LocalCluster
+from workers.worker.ray_cluster import STUCK, Cluster, Door, LocalCluster
 from workers.worker.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
+_MANY_ENDS = 2
+"""So often a cluster may end before it is ready until it is said that no trial can run: a start may take a minute."""
 STRAY_SECONDS = 10.0
 """How long a driver may take to leave whose lease is lost, as by a cancelling: it looks every second."""
 
@@ -68,6 +70,7 @@ class Worker:
             self._cards.close()
             raise
         self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
+        self._refusal = ""
         self._drivers = Drivers(settings, self._cluster, driver)
         self._most = settings.max_experiments or most_drivers()
         self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity, most=self._most)
@@ -156,19 +159,24 @@ class Worker:
         if self._cluster.ready():
             self._cluster_backoff.succeeded()
         elif self._cluster.failed():
-            logs, said = self._settings.data_dir / "logs", self._cluster.last_words()
+            logs, said = self._settings.data_dir / "logs", self._refusal or self._cluster.last_words()
             logger.error("the Ray cluster is gone; starting another (see %s)%s", logs, said and f": {said}")
             for driver in self._drivers:
                 driver.kill()
             self._cluster.stop()
-            self._sleep(self._cluster_backoff.failed())
+            pause = self._cluster_backoff.failed()
+            if self._cluster_backoff.failures == _MANY_ENDS:
+                logger.error("%s, so that no trial can run%s", STUCK, said and f": {said}")
+            self._sleep(pause)
             self._start_cluster()
 
     def _start_cluster(self) -> None:
-        """Begins to start it; where the machine refuses, such as for want of room on its disk, it counts as failed."""
+        """Begins to start it; where the machine refuses, as for want of a port or of room, it counts as failed."""
+        self._refusal = ""
         try:
             self._cluster.start()
         except OSError as error:
+            self._refusal = str(error)
             logger.error("the Ray cluster cannot be started, trying again: %s", error)
 
     def _release_ended(self, *, drained: bool) -> None:

@@ -42,6 +42,8 @@ _WITH_NODES = {
 
 HEADLESS_SECONDS = 60.0
 """A cluster that has no head that answers for so long is started anew."""
+STUCK = "Ray does not start"
+"""How the worker's complaint begins of a cluster that ended twice in a row without having been ready."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import UserError
 from service.settings import Settings
+from service.settings.logs import errors_in
 from service.upkeep.migrate import migrate
 from service.upkeep.restore import refuse_half_restored
 from workers.node.processes import spawn, stop
+from workers.worker.ray_cluster import STUCK
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,8 @@ class LocalStack:
     def __init__(self, settings: Settings, *, port: int | None = None) -> None:
         self.settings = settings
         self._port = port
+        self._log = settings.data_dir / "logs" / "worker.log"
+        self._read = 0
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
@@ -124,10 +128,10 @@ class LocalStack:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         # SIGTERM ends us like Ctrl-C, through the `with` block's end.
         self._previous = signal.signal(signal.SIGTERM, _exit)
-        logs = self.settings.data_dir / "logs"
+        self._read = self._log.stat().st_size if self._log.exists() else 0
         try:
-            self._children.append(Child("API", self._start_api, logs / "api.log"))
-            self._children.append(Child("worker", self._start_worker, logs / "worker.log"))
+            self._children.append(Child("API", self._start_api, self._log.with_name("api.log")))
+            self._children.append(Child("worker", self._start_worker, self._log))
         except BaseException:
             self.stop()
             raise
@@ -142,11 +146,27 @@ class LocalStack:
         for child in self._children:
             child.tend()
 
-    def stay(self) -> None:
-        """Tends until Ctrl-C or SIGTERM."""
+    def complaints(self) -> list[str]:
+        """What the worker, which lives, has said since the last call of a cluster that does not start."""
+        try:
+            with self._log.open("rb") as file:
+                if self._log.stat().st_size < self._read:  # whoever keeps logs short emptied it
+                    self._read = 0
+                file.seek(self._read)
+                lines = file.read()
+        except OSError:  # it was moved away, or the disk fails: the worker goes on
+            return []
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [said for said in errors_in(whole.decode(errors="replace")) if said.startswith(STUCK)]
+
+    def stay(self, say: Callable[[str], object]) -> None:
+        """Tends until Ctrl-C or SIGTERM, and says what the worker complains of."""
         try:
             while True:
                 self.tend()
+                for complaint in self.complaints():
+                    say(f"the worker tries again and again: {complaint} (see {self._log})")
                 time.sleep(0.5)
         except KeyboardInterrupt:
             return

@@ -1,21 +1,28 @@
 """Every check of `ttsv doctor`: what it says where all is well, and where it is not, and what mends that."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
 import re
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from sqlalchemy import text, update
 from typer.testing import CliRunner
 
@@ -234,8 +241,13 @@ class TestDisk:
         folder = machine / "results"
         is_warning(look(str(folder)), f"{folder}, is not there and will be made", f"findmnt {folder}")
         folder.mkdir()
-        is_ok(look(str(folder)), f"{folder}, is there")
-        monkeypatch.setattr(os, "access", lambda path, _: path != str(folder))
+        is_ok(look(str(folder)), f"free in the store of TTSV_STORAGE, {folder}")
+        room = shutil.disk_usage
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 2**40, 0) if path == folder else room(path))
+            is_wrong(look(str(folder)), f"0 KiB of 1024.0 GiB free in the store of TTSV_STORAGE, {folder}: at", "du ")
+            is_ok(look(str(folder)), f"free in {machine}")
+        monkeypatch.setattr(os, "access", lambda path, _: path != folder)
         is_wrong(look(str(folder)), f"{folder}, cannot be written", "sudo chown")
 
         found = only(look("s3://key:word@bucket/x?shape=round"), "cannot be read")
@@ -254,6 +266,11 @@ class TestDisk:
         monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
         folder = machine / "shared" / "data"
         is_wrong(self.look(folder), f"lies on {kind}, whose locks", "export TTSV_DATABASE_URL=sqlite:///")
+        assert "backup" not in str(only(self.look(folder), "whose locks").mend), "nothing is there yet"
+        folder.mkdir(parents=True)
+        (folder / "ttsv.db").touch()
+        mend = "ttsv backup ttsv.backup && export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db && ttsv restore"
+        is_wrong(self.look(folder), f"lies on {kind}, whose locks", mend)
         for url in ("postgresql://host/x", f"sqlite:///{machine / 'local.db'}"):
             assert worst(self.look(folder, url)) is Status.OK  # files may lie there
         assert worst(self.look(machine / "data")) is Status.OK
@@ -265,9 +282,10 @@ def lab(database: Database, machine: Path) -> Settings:
     return Settings(data_dir=machine)
 
 
-def greet(database: Database, name: str, seconds_ago: float = 0) -> None:
-    seen = datetime.now(UTC) - timedelta(seconds=seconds_ago)
-    database.write(lambda session: session.add(Worker(name=name, cpus=8, gpus=2, seen_at=seen)))
+def greet(database: Database, name: str, seconds_ago: float = 0, *, since: float = 0) -> None:
+    """A worker that was heard of so many seconds ago, and first `since` seconds ago."""
+    seen, began = (datetime.now(UTC) - timedelta(seconds=seconds) for seconds in (seconds_ago, since))
+    database.write(lambda session: session.add(Worker(name=name, cpus=8, gpus=2, seen_at=seen, started_at=began)))
 
 
 def post(database: Database, state: str = "queued", waiting: str | None = None, *, unfit: bool = False) -> int:
@@ -400,6 +418,8 @@ class TestDatabase:
         shown = only([finding for finding in findings if finding.check == "database"], f"PostgreSQL {version[0]}")
         clock = only(findings, "the clock of the database at PostgreSQL")
         assert (shown.status, clock.status) == statuses
+        if shown.mend is not None:
+            assert re.match(r"ttsv backup \S+  # .* newer server .* ttsv restore --force", shown.mend)
         if ahead:
             assert clock.mend == "sudo timedatectl set-ntp true"
             assert ("1 h ahead" if ahead > 7200 else "60 min ahead of" if ahead > 0 else "7 s behind") in clock.says
@@ -415,6 +435,43 @@ class TestWorkers:
         found = only(self.look(lab), "gpu-1 (8 CPUs, 2 GPUs)")
         assert found.status is Status.OK
         assert re.search(r"gpu-1 \(8 CPUs, 2 GPUs\) ([3-9]|[1-5]\d) s ago", found.says)
+
+    def test_one_whose_ray_does_not_start(self, lab: Settings, database: Database) -> None:
+        name = f"{socket.gethostname()}-7"
+        greet(database, name, 3, since=40)
+        post(database, waiting="no worker is there")
+        is_ok(self.look(lab), f"{name} (8 CPUs, 2 GPUs)")
+        greet(database, "other-8", 3, since=600)
+        is_wrong(self.look(lab), "other-8 (8 CPUs, 2 GPUs)", "logs/ray-8.log  # on other")
+        logs = lab.data_dir / "logs"
+        logs.mkdir()
+        database.write(lambda session: session.execute(text("DELETE FROM workers")))
+        greet(database, name, 3, since=600)
+        ray = f"tail --lines 20 {logs}/ray-7.log"
+        is_wrong(self.look(lab), "without a node for 10 min: no trial can run", ray)
+        error = "2026-01-01T00:00:00.000Z ERROR workers.worker.poller: "
+        log = logs / "worker.log"
+        log.write_text(f"INFO w: worker {name}9: 8 CPUs\n{error}the one before\n")
+        is_wrong(self.look(lab), "without a node for 10 min: no trial can run", ray)
+        log.write_text(f"{log.read_text()}INFO w: worker {name}: 8 CPUs\n{error}a port is taken\nno error\n")
+        findings = self.look(lab)
+        is_wrong(findings, "no trial can run (its log: a port is taken)", f"tail --lines 20 {log}")
+        assert "the one before" not in str(findings)
+        is_warning(findings, "waits: no worker is there", "ttsv nodes")
+
+    def test_nodes_of_its_own_or_of_others(self, lab: Settings, database: Database) -> None:
+        for name in ("one-1", "two-2"):
+            greet(database, name, since=600)
+        seen = [Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=0, memory_gib=10, head=True)]
+        database.write(lambda session: nodes.record(session, "one-1", seen))
+        is_ok(self.look(lab), "one-1 (8 CPUs, 2 GPUs)")
+        is_warning(self.look(lab), "two-2 (8 CPUs, 2 GPUs)", "ray-2.log  # on two")
+        # A node of the machine, told of by another worker of the same cluster; then one that just left.
+        database.write(lambda session: nodes.record(session, "one-1", [*seen, replace(seen[0], id="b", host="two")]))
+        is_ok(self.look(lab), "two-2 (8 CPUs, 2 GPUs)")
+        database.write(lambda session: nodes.record(session, "one-1", []))
+        is_ok(self.look(lab), " ago, whose Ray starts")
+        is_wrong(self.look(lab), "two-2 (8 CPUs, 2 GPUs)", "ray-2.log")
 
     def test_none(self, lab: Settings, database: Database) -> None:
         is_warning(self.look(lab), "no worker was heard of in the last minute; nothing waits", "ttsv worker")
@@ -498,6 +555,36 @@ class TestRay:
         found = doctor_machine.look_at_ray(Settings(data_dir=machine, head_address="198.51.100.77"))
         is_wrong(found, "TTSV_HEAD_ADDRESS: 198.51.100.77 is no address of this machine", "ip -brief address")
         assert worst(doctor_machine.look_at_ray(Settings(data_dir=machine, head_address="127.0.0.1"))) is Status.OK
+
+    def test_the_port_of_its_head_is_taken(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By a program of ours, another's, or the head itself: which a process is by its words and its token."""
+
+        def look(*words: str, token: Path = machine / "token", **settings: Any) -> list[Finding]:
+            code = "import socket, time; one = socket.create_server(('', 0)); print(one.getsockname()[1], flush=True)"
+            command = [sys.executable, "-c", f"{code}; time.sleep(60)", *words]
+            environment = os.environ | {"RAY_AUTH_TOKEN_PATH": str(token)}
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+                try:
+                    assert process.stdout is not None
+                    port = int(process.stdout.readline())
+                    found: dict[str, Any] = {"data_dir": machine, "head_address": "127.0.0.1", "head_port": port}
+                    return [
+                        one
+                        for one in doctor_machine.look_at_ray(Settings(**(found | settings)))
+                        if "is taken" in one.says
+                    ]
+                finally:
+                    process.kill()
+
+        is_wrong(look(), "is taken by another program (python", "export TTSV_HEAD_PORT=63")
+        assert only(look(), "(TTSV_HEAD_PORT)").mend != only(look(node_ports="6300-6379"), "(TTSV_HEAD_PORT)").mend
+        head = "/tmp/ttsv-ray-x/session"
+        assert look(head) == look(head_address=None) == []
+        is_wrong(look(head, token=machine / "other" / "token"), "is taken by another program", "export")
+        monkeypatch.setattr(psutil, "net_connections", lambda _: [])
+        is_warning(look(), "that this user cannot see", "sudo ss --listening")
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        assert look() == []
 
     def test_leftovers(self, machine: Path) -> None:
         owner = identity()
@@ -612,7 +699,8 @@ class TestData:
         is_ok(self.look(machine), "not here: cifar10, cifar100, svhn, fashion-mnist")
         assert not (machine / "datasets").exists()
 
-    def test_one_that_is_here(self, machine: Path) -> None:
+    def test_one_that_is_here(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
         sha256 = verify_dataset("digits", machine)
         is_ok(self.look(machine), f"digits: as at its first use, by size and times (content SHA-256 {sha256[:12]})")
         is_ok(self.look(machine, deep=True), f"digits: every file has its checksum (content SHA-256 {sha256[:12]})")
@@ -621,13 +709,86 @@ class TestData:
         with images.open("r+b") as file:
             file.seek(500)
             file.write(b"other")
-        is_warning(self.look(machine), "its files are not those of its first use", "ttsv data verify digits")
-        is_wrong(self.look(machine, deep=True), "is cut or altered", "ttsv data verify digits")
+        is_warning(self.look(machine), "its files have other times than at its first use", "ttsv data verify digits")
+        found = only(self.look(machine, deep=True), "is cut or altered")
+        assert found.status is Status.WRONG
+        self.mend(found)
+        is_ok(self.look(machine, deep=True), "digits: every file has its checksum")
 
-    def test_its_record_is_cut(self, machine: Path) -> None:
+    def test_its_record_is_cut(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
         (machine / "datasets").mkdir()
         (machine / "datasets" / "digits.sha256.json").write_text("{")
-        is_wrong(self.look(machine), "is cut or altered", "ttsv data verify digits")
+        found = only(self.look(machine), "is cut or altered")
+        assert found.status is Status.WRONG
+        self.mend(found)
+        is_ok(self.look(machine), "digits: as at its first use")
+
+    @pytest.fixture
+    def own(self, machine: Path) -> Path:
+        """A set of one's own that was used."""
+        path = machine / "datasets" / "mine.npz"
+        path.parent.mkdir()
+        self.save(path, 0)
+        verify_dataset("npz:mine", machine)
+        return path
+
+    def save(self, path: Path, value: int) -> None:
+        images, labels = np.full((40, 1, 8, 8), value, np.uint8), np.arange(40) % 2
+        np.savez(path, x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+    def mend(self, found: Finding) -> None:
+        """Runs what is said to mend it, as far as that is a command of ours or of the shell."""
+        for command in str(found.mend).partition("  #")[0].split(" && "):
+            if command.startswith("ttsv "):
+                assert CliRunner().invoke(app, command.split()[1:]).exit_code == 0
+            else:
+                subprocess.run(command, shell=True, check=True)
+
+    @pytest.mark.parametrize("deep", [False, True])
+    def test_one_s_own_was_changed(self, deep: bool, machine: Path, own: Path) -> None:
+        before, was = own.read_bytes(), hashlib.sha256(own.read_bytes()).hexdigest()
+        self.save(own, 1)
+        for _ in range(2):
+            found = only(self.look(machine, deep=deep), "npz:mine: trials are refused it: ")
+            assert found.status is Status.WRONG
+            assert f"{own} has changed since the set's first use" in found.says
+            assert f"put back what was, of the SHA-256 {was}" in str(found.mend)
+        own.write_bytes(before)
+        if deep:
+            is_ok(self.look(machine, deep=True), "npz:mine: every file has its checksum")
+        else:
+            is_warning(self.look(machine), "npz:mine: its copy is gone, or its files have other times", "data verify")
+        self.save(own, 1)
+        self.mend(only(self.look(machine, deep=deep), "npz:mine"))
+        assert not [one for one in self.look(machine, deep=deep) if "npz:mine" in one.says], "as before its first use"
+        verify_dataset("npz:mine", machine)
+        is_ok(self.look(machine, deep=deep), "npz:mine: ")
+
+    def test_the_copy_of_one_s_own_is_gone(self, machine: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
+        shutil.rmtree(machine / "datasets" / "cache")
+        found = only(self.look(machine), "npz:mine: its copy is gone")
+        assert found.status is Status.WARNING
+        self.mend(found)
+        is_ok(self.look(machine), "npz:mine: as at its first use")
+
+    def test_of_several_files_the_record_has_the_sums(self, machine: Path) -> None:
+        folder = machine / "datasets" / "pictures"
+        for name in ("a", "b"):
+            (folder / "train" / name).mkdir(parents=True)
+            for number in range(20):
+                Image.new("L", (8, 8), number).save(folder / "train" / name / f"{number}.png")
+        verify_dataset("folder:pictures", machine)
+        (folder / "train" / "a" / "3.png").unlink()
+        record = machine / "datasets" / "folder-pictures.sha256.json"
+        is_wrong(self.look(machine), "3.png is gone since the set's first use", f"of the SHA-256 in {record}")
+
+    def test_a_published_one_is_fetched_again(self, machine: Path) -> None:
+        (machine / "datasets").mkdir()
+        record = {"dataset": "svhn", "sha256": "0", "files": {"train_32x32.mat": "0"}}
+        (machine / "datasets" / "svhn.sha256.json").write_text(json.dumps(record))
+        is_wrong(self.look(machine), "svhn: trials are refused it: ", "ttsv data fetch svhn")
 
 
 class TestVersions:
@@ -724,9 +885,15 @@ class TestApi:
         is_wrong(look(), "is no service of ours", "curl --include")
 
     def test_it_is_not_ready(self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]) -> None:
-        answers["/readyz"] = (503, {"status": "not ready", "checks": {"schema": "at None", "disk": "full"}})
-        is_wrong(look(), "is not ready: schema: at None", "ttsv migrate")
-        is_wrong(look(), "is not ready: disk: full", "ttsv doctor")
+        checks = {"schema": "at None", "disk": "full", "database": "OperationalError: does it run?"}
+        answers["/readyz"] = (503, {"status": "not ready", "checks": checks})
+        is_wrong(look(), "is not ready: schema: at None", "ttsv migrate  # where the API runs")
+        is_wrong(look(), "is not ready: disk: full", "du --human-readable")
+        is_wrong(look(), "is not ready: database: OperationalError: does it run?", "pg_isready")
+        answers["/readyz"] = (503, {"status": "not ready", "checks": {"database": "read-only: nothing can be stored"}})
+        is_wrong(look(), "is not ready: database: read-only", "SHOW default_transaction_read_only")
+        answers["/readyz"] = (500, {})
+        is_wrong(look(), "is not ready: readiness: status 500", "logs/api.log")
 
     def test_it_is_of_another_version(
         self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]

@@ -43,7 +43,7 @@ from workers.node.processes import identity
 from workers.worker import job_time
 from workers.worker.job_time import Allocation
 from workers.worker.poller import Standstill, Worker
-from workers.worker.ray_cluster import Cluster, LocalCluster
+from workers.worker.ray_cluster import STUCK, Cluster, LocalCluster
 from workers.worker.upkeep import Upkeep
 
 pytestmark = pytest.mark.here
@@ -970,6 +970,42 @@ def test_cluster_that_died(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     rig.turn_until(lambda: lab.experiment(experiment_id).fence == 2)
     assert (rig.cluster.starts, rig.cluster.stops) == (1, 1)
     assert f"the Ray cluster is gone; starting another (see {lab.data_dir / 'logs'}): no port left" in caplog.text
+    rig.worker._drain()
+
+
+def test_a_cluster_that_does_not_start_is_said_once(
+    lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before it was ready; an end after that is none of these."""
+    rig = Rig(lab, SLEEP)
+    monkeypatch.setattr(rig.worker, "_sleep", lambda _: None)
+
+    def end() -> int:
+        rig.cluster.broken = True
+        rig.worker._mind_cluster()
+        return caplog.text.count(f"{STUCK}, so that no trial can run: no port left")
+
+    assert end() == 0
+    rig.worker._mind_cluster()  # it is ready
+    assert [end() for _ in range(4)] == [0, 1, 1, 1]
+    rig.worker._drain()
+
+
+def test_where_the_machine_refuses_a_cluster_that_is_the_reason(
+    lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the cluster before has nothing to do with it."""
+    rig = Rig(lab, SLEEP)
+    monkeypatch.setattr(rig.worker, "_sleep", lambda _: None)
+
+    def refuse() -> None:
+        raise OSError("port 6379 is taken")
+
+    monkeypatch.setattr(rig.cluster, "start", refuse)
+    rig.cluster.broken = True
+    for _ in range(3):
+        rig.worker._mind_cluster()
+    assert f"{STUCK}, so that no trial can run: port 6379 is taken" in caplog.text
     rig.worker._drain()
 
 

@@ -205,6 +205,24 @@ class TestDoor:
                 cluster.stop()
         assert fast_death == []
 
+    def test_a_port_that_a_killed_worker_s_cluster_has_is_made_free(
+        self, tmp_path: Path, fast_death: list[list[str]]
+    ) -> None:
+        mine = identity()
+        assert mine is not None
+        folder = tmp_path / "tmp" / "ttsv-ray-dead"
+        folder.mkdir()
+        (folder / "owner.json").write_text(json.dumps({**mine, "start": 1}))
+        code = "import socket, time; one = socket.create_server(('', 0)); print(one.getsockname()[1], flush=True)"
+        left = [sys.executable, "-c", f"{code}; time.sleep(60)", str(folder)]
+        with subprocess.Popen(left, start_new_session=True, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", port, range(7000, 7100)))
+            cluster.start()
+            assert process.wait(5) == -9
+        cluster.stop()
+
     @pytest.mark.parametrize("address", ["192.0.2.77", "no.such.name.invalid"])
     def test_an_address_of_another_machine(self, tmp_path: Path, address: str) -> None:
         with pytest.raises(UserError, match=f"TTSV_HEAD_ADDRESS: {address} is no address of this machine"):

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from service.errors import UserError
+from service.settings import Settings
 from workers.worker import single_machine
-from workers.worker.single_machine import PATIENCE_SECONDS, Child
+from workers.worker.ray_cluster import STUCK
+from workers.worker.single_machine import PATIENCE_SECONDS, Child, LocalStack
 
 
 class Clock:
@@ -132,3 +134,36 @@ def test_one_that_is_killed_again_and_again_is_started_again(clock: Clock, tmp_p
         machine.started[-1].ended, machine.started[-1].code = True, -signal.SIGKILL
         stay(child, clock, 1)
     assert len(machine.started) == 21
+
+
+class TestComplaints:
+    """A worker lives on whose Ray does not start: it ends no more often than any other, and its log alone tells why."""
+
+    LINE = f"2026-01-01T00:00:00.000Z ERROR workers.worker.poller: {STUCK}, so that no trial can run: port 6379\n"
+
+    def test_each_is_said_once(self, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        stack, said = LocalStack(Settings(data_dir=tmp_path)), list[str]()
+        log = tmp_path / "logs" / "worker.log"
+        log.parent.mkdir()
+
+        def sleep(_seconds: float) -> None:
+            if len(rounds) == 0:
+                raise KeyboardInterrupt
+            with log.open("a") as file:
+                file.write(rounds.pop(0))
+
+        other = "2026-01-01T00:00:00.000Z ERROR workers.worker.poller: the Ray cluster is gone\n"
+        rounds = ["", other, self.LINE[:60], self.LINE[60:] + other, ""]
+        monkeypatch.setattr(clock, "sleep", sleep)
+        stack.stay(said.append)
+        assert said == [f"the worker tries again and again: {STUCK}, so that no trial can run: port 6379 (see {log})"]
+
+    def test_a_log_that_was_emptied_is_read_from_its_begin(self, tmp_path: Path) -> None:
+        stack = LocalStack(Settings(data_dir=tmp_path))
+        assert stack.complaints() == [], "there is none yet"
+        log = tmp_path / "logs" / "worker.log"
+        log.parent.mkdir()
+        log.write_text("x" * 500 + "\n")
+        assert stack.complaints() == []
+        log.write_text(self.LINE)
+        assert len(stack.complaints()) == 1

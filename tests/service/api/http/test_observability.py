@@ -18,7 +18,7 @@ from service.main import create_app
 from service.queue import leases
 from service.queue.census import Counted, take_census
 from service.settings import LogFormat, Settings
-from service.settings.logs import JsonFormatter, TextFormatter, about, configure_logging
+from service.settings.logs import JsonFormatter, TextFormatter, about, configure_logging, errors_in
 from tests.machinery import Claim, Finish, Submit, Table
 
 
@@ -108,6 +108,15 @@ class TestLogs:
         assert (found["message"], found["experiment_id"], found["trial_id"]) == ("a\nb 7", 2, 3)
         assert text.endswith("INFO w: a\nb 7 experiment_id=2 trial_id=3")
         assert "experiment_id" not in JsonFormatter().format(record)
+
+    @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+    def test_errors_are_found_again(self, formatter: logging.Formatter) -> None:
+        lines = [
+            formatter.format(logging.makeLogRecord({"name": "a.b", "levelname": level, "msg": f"{level}: it {word}"}))
+            for word in ("was", "is")
+            for level in ("INFO", "WARNING", "ERROR")
+        ]
+        assert errors_in("\n".join(["{", "{}", "Traceback", *lines])) == ["ERROR: it was", "ERROR: it is"]
 
     @pytest.mark.parametrize("form", LogFormat)
     def test_configured(self, form: LogFormat, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
