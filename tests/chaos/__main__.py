@@ -170,7 +170,8 @@ def main() -> int:
             # On a node without the folder trials wait for the head once in so long, which may be away when they die.
             alone = not options.unshared or options.only == "node"
             ahead = 0 if alone else 1 + math.ceil(REPORT_SECONDS / grid.seconds)
-            verdict = judge(session, site.data, poster.posted, site.notes, places=places, ahead=ahead)
+            killed = monkey.done["kill trial"]
+            verdict = judge(session, site.data, poster.posted, site.notes, killed=killed, places=places, ahead=ahead)
         if options.unfenced:
             verdict.faults = read_refusals(site.notes).stale
         elif rival and not monkey.zombies:
