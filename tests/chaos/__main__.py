@@ -13,6 +13,7 @@ is killed with all that it runs.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,7 +21,9 @@ import secrets
 import sys
 import time
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 from sqlalchemy import func, select
@@ -28,6 +31,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Experiment, Trial
 from service.database.engine import Database
+from service.experiments.submission import turns_of
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
 from tests.chaos.fences import read as read_refusals
 from tests.chaos.monkey import Monkey
@@ -43,6 +49,8 @@ class Grid:
     """What is posted again and again: trials of so many epochs, of so many seconds each.
 
     With `most_open` experiments and trials open nothing more is. Each node has room for as many trials as `cpus`.
+    `first`: of every other grid, in mixed order, only so many trials are posted, those whose turn is last; all others
+    are added once one of these runs. So they come before those that run, and yet after those that are lost.
     """
 
     trials: int = 4
@@ -50,13 +58,35 @@ class Grid:
     seconds: float = 0.25
     most_open: int = 12
     cpus: int = 2
+    first: int | None = None
+
+    def spec(self, number: int) -> dict[str, Any]:
+        """The whole grid; no two of different numbers have a trial in common."""
+        training = {"epochs": self.epochs, "lr": self.seconds}
+        return {
+            "name": f"chaos {number}",
+            "order": "random" if self._is_split(number) else "grid",
+            "base": {"dataset": "digits", "model": "small-cnn", "training": training},
+            "grid": {"seed": list(range(self.trials)), "training.weight_decay": [number / 1000]},
+        }
+
+    def seeds(self, number: int) -> tuple[list[int], list[int]]:
+        """The seeds that are posted, and those that are added."""
+        spec = ExperimentSpec.model_validate(self.spec(number))
+        planned = expand_grid(spec, max_trials=self.trials).trials
+        turns = turns_of(planned, spec.order)
+        seeds = [trial.config.seed for _, trial in sorted(zip(turns, planned, strict=True), key=itemgetter(0))]
+        return (seeds[-self.first :], seeds[: -self.first]) if self._is_split(number) and self.first else (seeds, [])
+
+    def _is_split(self, number: int) -> bool:
+        return self.first is not None and number % 2 == 0
 
 
 GRIDS = {
     # Small ones, so that a worker always has some of them.
     "freeze": Grid(trials=2, epochs=60, most_open=9, cpus=3),
     # Mid-grid there must be some that never began; an epoch is longer than reports are held back.
-    "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
+    "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17, first=4),
 }
 CALM = Grid(trials=12, epochs=30, seconds=0.5, most_open=1, cpus=1)
 """One experiment after the other, of so many trials that a process runs several: to start processes is what costs."""
@@ -69,28 +99,53 @@ class Poster:
         self._grid = grid
         self.posted: dict[str, int] = {}
         self._client = httpx.Client(base_url=site.address, timeout=5)
-        self.pending: str | None = None
-        """What was sent and not answered yet."""
+        self._sent = False
+        self._rest: list[int] = []
+        self._id = 0
 
-    def post(self) -> bool:
-        """Tries once, with the same experiment until it is answered; whether it was."""
-        name = self.pending = self.pending or f"chaos {len(self.posted)}"
+    @property
+    def pending(self) -> bool:
+        """Whether something was sent and not answered yet, or is to be added."""
+        return self._sent or bool(self._rest)
+
+    def post(self, database: Database) -> bool:
+        """Tries once, with the same experiment until it is answered and whole; whether it was answered.
+
+        `database` is what a checker sees of it.
+        """
+        if self._rest:
+            return self._extend(database)
         number = len(self.posted)
-        training = {"epochs": self._grid.epochs, "lr": self._grid.seconds}
-        spec = {
-            "name": name,
-            "base": {"dataset": "digits", "model": "small-cnn", "training": training},
-            "grid": {"seed": list(range(self._grid.trials)), "training.weight_decay": [number / 1000]},
-        }
-        try:
-            answer = self._client.post("/v1/experiments", json=spec, headers={"Idempotency-Key": name})
-        except httpx.TransportError:
+        seeds, rest = self._grid.seeds(number)
+        spec = self._grid.spec(number)
+        spec["grid"]["seed"] = seeds
+        self._sent = True
+        answer = self._answer("/v1/experiments", spec, spec["name"])
+        if answer is None:
             return False
-        if answer.status_code >= 500:
-            return False
-        answer.raise_for_status()
-        self.posted[name], self.pending = self._grid.trials, None
+        self._sent, self._rest, self._id = False, rest, answer["id"]
+        self.posted[spec["name"]] = self._grid.trials
         return True
+
+    def _extend(self, database: Database) -> bool:
+        if not _has_begun(database, self._id):
+            return False
+        address, key = f"/v1/experiments/{self._id}/extend", f"more of {self._id}"
+        if self._answer(address, {"grid": {"seed": self._rest}}, key) is None:
+            return False
+        self._rest = []
+        return True
+
+    def _answer(self, address: str, document: dict[str, Any], key: str) -> Any:
+        """What the API says; None where it is away, or its database."""
+        try:
+            answer = self._client.post(address, json=document, headers={"Idempotency-Key": key})
+        except httpx.TransportError:
+            return None
+        if answer.status_code >= 500:
+            return None
+        answer.raise_for_status()
+        return answer.json()
 
 
 def main() -> int:
@@ -136,7 +191,7 @@ def main() -> int:
         poster = Poster(site, grid)
         while not site.victims("trial"):
             if poster.pending or not poster.posted:
-                poster.post()
+                poster.post(database)
             site.mend()
             time.sleep(0.5)
         began = time.monotonic()
@@ -149,7 +204,7 @@ def main() -> int:
             if options.unfenced and read_refusals(site.notes).stale:
                 break  # it is missed: what comes of that need not be waited for
             if poster.pending or _open(database) < grid.most_open:
-                poster.post()
+                poster.post(database)
             time.sleep(0.1)
         monkey.rest()
         if site.postgres is not None:
@@ -163,7 +218,7 @@ def main() -> int:
                 break
             site.mend()
             if poster.pending:
-                poster.post()
+                poster.post(database)
             time.sleep(0.2)
         with database.read() as session:
             places = 2 * site.cpus if options.only == "node" else None
@@ -210,6 +265,14 @@ def main() -> int:
 
 def _enough(monkey: Monkey, began: float, seconds: float, count: int | None) -> bool:
     return time.monotonic() - began > seconds if count is None else monkey.met() >= count
+
+
+def _has_begun(database: Database, experiment: int) -> bool:
+    """Whether a trial of the experiment ever ran, as far as the database answers."""
+    with contextlib.suppress(SQLAlchemyError), database.read() as session:
+        begun = select(Trial.id).where(Trial.experiment_id == experiment, Trial.started_at.is_not(None))
+        return session.scalar(begun.limit(1)) is not None
+    return False
 
 
 def _open(database: Database) -> int:
