@@ -1,10 +1,12 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--calm] [--only kill|freeze|node] [--unshared] [--away SECONDS] [--unfenced] [--record]
+                          [--respite SECONDS] [--calm] [--only kill|freeze|node] [--unshared] [--away SECONDS]
+                          [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
+Each kind of process is killed once before others come again, if need be for twice as long as `--seconds`.
 Ends with code 1 where anything was lost, doubled or changed, or a trial did not succeed.
 
 With `--only freeze` there are two workers with a cluster each, of which one after the other stands still, with its
@@ -18,9 +20,11 @@ import dataclasses
 import json
 import math
 import secrets
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -36,8 +40,8 @@ from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
 from tests.chaos.fences import read as read_refusals
-from tests.chaos.monkey import Monkey
-from tests.chaos.site import Site, why_not_unshared
+from tests.chaos.monkey import RESPITE_SECONDS, Monkey
+from tests.chaos.site import ROOT, Site, why_not_unshared
 from tests.chaos.verdict import judge
 from workers.trial_process.trainable import REPORT_SECONDS
 
@@ -153,7 +157,13 @@ def main() -> int:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
     parser.add_argument("--count", type=int, help="until so many processes, or nodes, were killed, or zombies woke up")
-    parser.add_argument("--every", type=float, help="mean pause between two mishaps, in seconds; 3, or 30 of --calm")
+    parser.add_argument("--every", type=float, help="mean pause between two mishaps, in seconds; 3, or 10 of --calm")
+    parser.add_argument(
+        "--respite",
+        type=float,
+        default=RESPITE_SECONDS,
+        help="how long nothing is met, in seconds, of what all others need, once one of these was",
+    )
     parser.add_argument("--calm", action="store_true", help="what leaves the processor to others")
     parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
@@ -175,7 +185,7 @@ def main() -> int:
         return 0
     print(f"seed {options.seed}, {options.database}", flush=True)
     grid, rival = GRIDS.get(options.only, CALM if options.calm else Grid()), options.only == "freeze"
-    every = options.every or (30.0 if options.calm else 3.0)
+    every = options.every or (10.0 if options.calm else 3.0)
     site = Site(
         options.database,
         disk_mib=256,
@@ -195,7 +205,7 @@ def main() -> int:
             site.mend()
             time.sleep(0.5)
         began = time.monotonic()
-        monkey = Monkey(site, options.seed, every, options.only)
+        monkey = Monkey(site, options.seed, every, options.only, options.respite)
         if options.away:
             monkey.take_database(options.away)
         while not _enough(monkey, began, options.away + options.seconds, options.count):
@@ -240,11 +250,12 @@ def main() -> int:
     found = {
         "seed": options.seed,
         "database": options.database,
+        **circumstances(options, every),
         "seconds": round(broken),
         "mishaps": dict(sorted(monkey.done.items())),
+        "unmet": monkey.unmet(),
         "zombies": monkey.zombies,
         "zombie_trials": monkey.zombie_trials,
-        "unshared": options.unshared,
         "restarts": site.restarts,
         "swallowed": 0 if site.postgres is None else site.postgres.proxy.swallowed,
         "experiments": len(poster.posted),
@@ -263,8 +274,29 @@ def main() -> int:
     return 1 if verdict.faults else 0
 
 
+def circumstances(options: argparse.Namespace, every: float) -> dict[str, Any]:
+    """When, on which code and with what a run is made, so that it can be made again; `every` as it was in effect."""
+    asked = {name: value for name, value in vars(options).items() if name not in ("seed", "database", "record")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": _git("rev-parse", "HEAD") or None,
+        "dirty": bool(_git("status", "--porcelain")),
+        "options": asked | {"every": every},
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        ended = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return ended.stdout.strip()
+
+
 def _enough(monkey: Monkey, began: float, seconds: float, count: int | None) -> bool:
-    return time.monotonic() - began > seconds if count is None else monkey.met() >= count
+    if count is not None:
+        return monkey.met() >= count
+    return time.monotonic() - began > (2 * seconds if monkey.unmet() else seconds)
 
 
 def _has_begun(database: Database, experiment: int) -> bool:
