@@ -170,7 +170,10 @@ def main() -> int:
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
     parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
     parser.add_argument(
-        "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
+        "--clock",
+        type=float,
+        default=3600,
+        help="by how much the clocks of drivers, workers and APIs are wrong at most, in seconds",
     )
     parser.add_argument("--peace", type=float, default=240, help="how long the rest may take once nothing breaks")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
@@ -190,6 +193,7 @@ def main() -> int:
         options.database,
         disk_mib=256,
         clock=options.clock,
+        seed=options.seed,
         rival=rival,
         unshared=options.unshared,
         unfenced=options.unfenced,

@@ -31,6 +31,8 @@ class History:
     attempts: Sequence[Attempt]
     events: Sequence[Event]
     """Of the whole experiment."""
+    spread: float = 0.0
+    """By how many seconds two clocks that such moments are of differ at most."""
 
     def faults(self) -> Iterator[str]:
         """What does not fit together."""
@@ -71,15 +73,18 @@ class History:
             yield f"its attempts ran under the fences {fences}"
 
     def _time(self) -> Iterator[str]:
-        """All its attempts took at least what the last one did, and no longer than from the first claim to its end."""
-        trial = self.trial
+        """All its attempts took at least what the last one did, and no longer than from the first claim to its end.
+
+        What began and ended by one driver is of one clock; who takes an experiment away ends attempts by his own.
+        """
+        trial, handovers = self.trial, self._handovers()
         claims = [one.at for one in self.events if one.kind == EventKind.CLAIMED]
         if trial.started_at is None or trial.finished_at is None or not claims:
             yield "it succeeded without having begun and ended"
             return
         least = (trial.finished_at - trial.started_at).total_seconds()
-        most = (trial.finished_at - claims[0]).total_seconds()
-        if not self._of(_AGAIN) and not self._handovers():
+        most = (trial.finished_at - claims[0]).total_seconds() + (1 + handovers) * self.spread
+        if not self._of(_AGAIN) and not handovers:
             most = least
         if not least - _EXACT_SECONDS <= trial.run_seconds <= most + _EXACT_SECONDS:
             yield f"it took {trial.run_seconds} s, which its moments make {least} to {most}"

@@ -2,14 +2,14 @@
 
 `python tests/chaos/program.py` is the worker; its drivers run the same file. An epoch is nothing but the next link:
 the hash of the link before, which a checkpoint (of the kind that trainings have) carries from process to process, and
-of its own number; every number that is reported is made of the link. Settings come from the environment; `CHAOS_CLOCK`
-is by how many seconds the clocks of drivers are wrong, and what is noted goes to the folder `CHAOS_NOTES`
-(`tests.chaos.notes`).
+of its own number; every number that is reported is made of the link. `python tests/chaos/program.py api` is the API.
+Settings come from the environment; clocks are as wrong as it says (`tests.chaos.clocks`), and what is noted goes to the
+folder `CHAOS_NOTES` (`tests.chaos.notes`).
 """
 
 import dataclasses
 import hashlib
-import json
+import itertools
 import os
 import sys
 import time
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos import fences, notes
+from tests.chaos import clocks, fences, notes
 from ttsv.config.trial import TrialConfig
 from ttsv.metrics.catalog import METRICS
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
@@ -121,15 +121,26 @@ def _work() -> None:
     Worker(settings, Database(settings.url), driver=driver).run()
 
 
+def _serve() -> None:
+    from workers.cli.__main__ import main
+
+    main()
+
+
 if __name__ == "__main__":
+    role = sys.argv[1] if len(sys.argv) > 1 else "worker"
+    if role == "api":
+        clocks.put_off(os.environ[clocks.WHO])
+        _serve()
+        sys.exit()
     if fences.UNFENCED in os.environ:
         fences.weaken()
     fences.watch()
-    if "driver" in sys.argv[1:2]:
-        if ahead := json.loads(os.environ.get("CHAOS_CLOCK", "0")):
-            real = time.time
-            time.time = lambda: real() + ahead
+    if role == "driver":
         del sys.argv[1]
+        said = {name: value for name, value in itertools.pairwise(sys.argv) if name in ("--experiment", "--fence")}
+        clocks.put_off(clocks.driver(said["--experiment"], said["--fence"]))
         _drive()
     else:
+        clocks.put_off(os.environ[clocks.WHO])
         _work()

@@ -261,6 +261,40 @@ def test_lost_trials_that_run_again_after_those_that_never_began(played: Played,
     assert any(fault in text for text in verdict.faults) if fault else True
 
 
+@pytest.mark.parametrize(("noted", "lost"), [(False, 0), (True, 1)])
+def test_moments_of_a_driver_whose_clock_is_behind(played: Played, noted: bool, lost: int) -> None:
+    """The second one is, by an hour: by its clock the trial ran again long before it was lost."""
+    moment = datetime.now(UTC)
+    if noted:
+        (played.data / "notes" / "clocks").write_text('{"who": "driver 1 3", "ahead": -3600}\n')
+
+    def work(session: Session) -> None:
+        told = {"experiment_id": 1, "trial_id": 1, "at": moment, "actor": "worker", "detail": {"attempt": 1}}
+        session.add(Event(kind="trial_lost", **told))
+        again = moment - timedelta(seconds=3590)
+        session.add(tables.Attempt(trial_id=1, number=2, fence=3, started_at=again, place="here"))
+
+    assert played.judged(work).lost == lost
+
+
+@pytest.mark.parametrize(("seconds", "well"), [(3700.0, True), (9000.0, False)])
+def test_seconds_of_a_trial_whose_experiment_was_taken_away_are_of_two_clocks(
+    played: Played, seconds: float, well: bool
+) -> None:
+    (played.data / "notes" / "clocks").write_text('{"who": "worker 0", "ahead": 3600}\n')
+
+    def work(session: Session) -> None:
+        end = session.scalars(select(Event).where(Event.trial_id == 1)).one()
+        kept = {column.key: getattr(end, column.key) for column in Event.__table__.columns if column.key != "id"}
+        session.delete(end)
+        session.add(Event(experiment_id=1, actor="worker", kind="reaped", detail={}))
+        session.flush()
+        session.add(Event(**kept))
+        session.get_one(Trial, 1).run_seconds = seconds
+
+    assert any("it took" in told for told in played.judged(work).faults) != well
+
+
 def test_the_program_goes_on_from_a_checkpoint_and_from_none_that_was_changed(tmp_path: Path) -> None:
     config = TrialConfig.from_dict(
         {"dataset": "digits", "model": "small-cnn", "training": {"epochs": EPOCHS, "lr": 1e-9}, "seed": 3}

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Artifact, Attempt, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.experiments.events import EventKind
+from tests.chaos import clocks
 from tests.chaos.derived import History, score_faults, tally_faults
 from tests.chaos.fences import read as read_refusals
 from tests.chaos.notes import Lives
@@ -86,7 +87,7 @@ def judge(
     ahead of their store.
     """
     verdict, noted = Verdict(), read_lives(notes, ahead)
-    refusals = read_refusals(notes)
+    refusals, wrong = read_refusals(notes), clocks.read(notes)
     verdict.refused, verdict.faults = refusals.by_thread, list(refusals.stale)
     found = session.execute(select(Experiment.name, Experiment.id, Experiment.state).order_by(Experiment.id)).all()
     for name, count in sorted((Counter(row.name for row in found) - Counter(experiments.keys())).items()):
@@ -106,10 +107,10 @@ def judge(
             verdict.faults.append(f"experiment {row.name!r} is {row.state.value}")
         events = session.scalars(select(Event).where(Event.experiment_id == row.id).order_by(Event.id)).all()
         for trial in trials:
-            history = History(trial, attempts[trial.id], events)
+            history = History(trial, attempts[trial.id], events, clocks.spread(wrong))
             _judge_trial(session, data, history, points[trial.id], verdict)
             _judge_lives(trial, noted.get(trial.id, Lives()), verdict)
-        _judge_order(session, row.id, places, verdict)
+        _judge_order(events, {trial.id: attempts[trial.id] for trial in trials}, wrong, places, verdict)
     if verdict.charged > killed:
         verdict.faults.append(
             f"{verdict.charged} deaths were held against trials, {killed} of their processes were killed by themselves"
@@ -168,18 +169,36 @@ def _judge_lives(trial: Trial, lives: Lives, verdict: Verdict) -> None:
         verdict.blame(trial, fault)
 
 
-def _judge_order(session: Session, experiment_id: int, places: int | None, verdict: Verdict) -> None:
-    """Of trials that never began only as many may begin before a lost one as were on their way when it was lost."""
-    begun: dict[int, list[datetime]] = defaultdict(list)
-    query = select(Attempt.trial_id, Attempt.started_at).join(Trial).where(Trial.experiment_id == experiment_id)
-    for row in session.execute(query.order_by(Attempt.started_at)):
-        begun[row.trial_id].append(row.started_at)
-    lost = select(Event.trial_id, Event.at).where(
-        Event.experiment_id == experiment_id, Event.kind == EventKind.TRIAL_LOST.value
-    )
-    for trial_id, moment in session.execute(lost.order_by(Event.id)):
+def _judge_order(
+    events: Sequence[Event],
+    attempts: Mapping[int, Sequence[Attempt]],
+    wrong: Mapping[str, float],
+    places: int | None,
+    verdict: Verdict,
+) -> None:
+    """Of trials that never began only as many may begin before a lost one as were on their way when it was lost.
+
+    `wrong` is by how many seconds clocks were ahead: what one driver says is by another's clock at another moment.
+    """
+
+    def when(moment: datetime, experiment_id: int | None, fence: int) -> datetime:
+        return clocks.corrected(moment, wrong.get(clocks.driver(experiment_id, fence), 0.0))
+
+    experiment_id = events[0].experiment_id if events else None
+    begun = {
+        trial_id: sorted(when(one.started_at, experiment_id, one.fence) for one in mine)
+        for trial_id, mine in attempts.items()
+        if mine
+    }
+    fence = 0
+    for event in events:
+        if event.kind == EventKind.CLAIMED:
+            fence = event.detail["fence"]
+        if event.kind != EventKind.TRIAL_LOST:
+            continue
+        trial_id, moment = event.trial_id, when(event.at, experiment_id, fence)
         assert trial_id is not None
-        again = next((start for start in begun[trial_id] if start > moment), None)
+        again = next((start for start in begun.get(trial_id, ()) if start > moment), None)
         if again is None:
             continue
         verdict.lost += 1
