@@ -189,6 +189,7 @@ def main() -> int:
     print(f"seed {options.seed}, {options.database}", flush=True)
     grid, rival = GRIDS.get(options.only, CALM if options.calm else Grid()), options.only == "freeze"
     every = options.every or (10.0 if options.calm else 3.0)
+    made = circumstances(options, every)  # now: the code may be another one in the end
     site = Site(
         options.database,
         disk_mib=256,
@@ -254,7 +255,7 @@ def main() -> int:
     found = {
         "seed": options.seed,
         "database": options.database,
-        **circumstances(options, every),
+        **made,
         "seconds": round(broken),
         "mishaps": dict(sorted(monkey.done.items())),
         "unmet": monkey.unmet(),
