@@ -233,10 +233,14 @@ def test_checkpoints_that_were_changed(played: Played, spoilt: bool, done: int, 
     assert len(verdict.faults) == (fault is not None)
 
 
+@pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize(("new", "fault"), [(1, None), (2, "trials [3, 4] of experiment 1 had not begun before")])
-def test_lost_trials_that_run_again_after_those_that_never_began(played: Played, new: int, fault: str | None) -> None:
-    """But for those, as many as there are places, that were on their way already."""
-    moment = datetime(2026, 1, 1, tzinfo=UTC)
+def test_lost_trials_that_run_again_after_those_that_never_began(
+    played: Played, new: int, fault: str | None, again: bool
+) -> None:
+    """But for those, as many as there are places, that were on their way already; or that still wait in the end."""
+    # In the second case it is after all that was played, or that would be the next start.
+    moment = datetime(2026, 1, 1, tzinfo=UTC) if again else datetime.now(UTC) + timedelta(hours=1)
 
     def work(session: Session) -> None:
         for number in range(new):
@@ -247,14 +251,14 @@ def test_lost_trials_that_run_again_after_those_that_never_began(played: Played,
         session.flush()
         lost = {"experiment_id": 1, "trial_id": 1, "at": moment, "actor": "worker", "detail": {"attempt": 1}}
         session.add(Event(kind="trial_lost", **lost))
-        starts = {1: [-9, 9], 2: [-9], **{3 + number: [1 + number] for number in range(new)}}
+        starts = {1: [-9, 9] if again else [-9], 2: [-9], **{3 + number: [1 + number] for number in range(new)}}
         for trial, seconds in starts.items():
             for number, second in enumerate(seconds):
                 at = moment + timedelta(seconds=second)
                 session.add(tables.Attempt(trial_id=trial, number=number, fence=1, started_at=at, place="here"))
 
     verdict = played.judged(work)
-    assert verdict.lost == 1
+    assert verdict.lost == again
     assert [text for text in verdict.faults if "had not begun" in text] == [
         text for text in verdict.faults if fault is not None and fault in text
     ]

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import select
@@ -199,12 +199,12 @@ def _judge_order(
         trial_id, moment = event.trial_id, when(event.at, experiment_id, fence)
         assert trial_id is not None
         again = next((start for start in begun.get(trial_id, ()) if start > moment), None)
-        if again is None:
-            continue
-        verdict.lost += 1
-        new = [other for other, starts in begun.items() if other != trial_id and moment < starts[0] < again]
+        verdict.lost += again is not None
+        until = again or datetime.max.replace(tzinfo=UTC)  # it may have waited for others to the end
+        new = [other for other, starts in begun.items() if other != trial_id and moment < starts[0] < until]
         if places is not None and len(new) > places:
+            ran = "never ran again" if again is None else f"ran again at {again:%H:%M:%S}"
             verdict.faults.append(
-                f"trial {trial_id} was lost at {moment:%H:%M:%S} and ran again at {again:%H:%M:%S}; trials {new} of "
-                f"experiment {experiment_id} had not begun before, and began meanwhile"
+                f"trial {trial_id} was lost at {moment:%H:%M:%S} and {ran}; trials {new} of experiment "
+                f"{experiment_id} had not begun before, and began meanwhile"
             )
