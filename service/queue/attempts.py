@@ -69,8 +69,9 @@ def begin(session: Session, trial: Trial, fence: int, place: str, environment: M
         if session.scalar(select(Environment.fingerprint).where(Environment.fingerprint == fingerprint)) is None:
             new = upsert(session)(Environment).values(fingerprint=fingerprint, record=dict(environment))
             session.execute(new.on_conflict_do_nothing())
-    earlier = Attempt.trial_id == trial.id, Attempt.started_at < trial.started_at
-    number = select(func.coalesce(func.max(Attempt.number), 0) + 1).where(*earlier).scalar_subquery()
+    # Not those that began before: that is said by the clock of another driver, maybe of another machine.
+    others = Attempt.trial_id == trial.id, Attempt.started_at != trial.started_at
+    number = select(func.coalesce(func.max(Attempt.number), 0) + 1).where(*others).scalar_subquery()
     values = {"fence": fence, "place": place[:MOST_PLACE], "environment": fingerprint}
     insert = upsert(session)(Attempt).values(
         trial_id=trial.id, started_at=trial.started_at, number=number, resources=None, **values

@@ -1,10 +1,12 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--calm] [--only kill|freeze|node] [--unshared] [--away SECONDS] [--unfenced] [--record]
+                          [--respite SECONDS] [--calm] [--only kill|freeze|node] [--unshared] [--away SECONDS]
+                          [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
+Each kind of process is killed once before others come again, if need be for twice as long as `--seconds`.
 Ends with code 1 where anything was lost, doubled or changed, or a trial did not succeed.
 
 With `--only freeze` there are two workers with a cluster each, of which one after the other stands still, with its
@@ -13,14 +15,19 @@ is killed with all that it runs.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import secrets
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 from sqlalchemy import func, select
@@ -28,10 +35,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Experiment, Trial
 from service.database.engine import Database
+from service.experiments.submission import turns_of
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
 from tests.chaos.fences import read as read_refusals
-from tests.chaos.monkey import Monkey
-from tests.chaos.site import Site, why_not_unshared
+from tests.chaos.monkey import RESPITE_SECONDS, Monkey
+from tests.chaos.site import ROOT, Site, why_not_unshared
 from tests.chaos.verdict import judge
 from workers.trial_process.trainable import REPORT_SECONDS
 
@@ -43,6 +53,8 @@ class Grid:
     """What is posted again and again: trials of so many epochs, of so many seconds each.
 
     With `most_open` experiments and trials open nothing more is. Each node has room for as many trials as `cpus`.
+    `first`: of every other grid, in mixed order, only so many trials are posted, those whose turn is last; all others
+    are added once one of these runs. So they come before those that run, and yet after those that are lost.
     """
 
     trials: int = 4
@@ -50,13 +62,35 @@ class Grid:
     seconds: float = 0.25
     most_open: int = 12
     cpus: int = 2
+    first: int | None = None
+
+    def spec(self, number: int) -> dict[str, Any]:
+        """The whole grid; no two of different numbers have a trial in common."""
+        training = {"epochs": self.epochs, "lr": self.seconds}
+        return {
+            "name": f"chaos {number}",
+            "order": "random" if self._is_split(number) else "grid",
+            "base": {"dataset": "digits", "model": "small-cnn", "training": training},
+            "grid": {"seed": list(range(self.trials)), "training.weight_decay": [number / 1000]},
+        }
+
+    def seeds(self, number: int) -> tuple[list[int], list[int]]:
+        """The seeds that are posted, and those that are added."""
+        spec = ExperimentSpec.model_validate(self.spec(number))
+        planned = expand_grid(spec, max_trials=self.trials).trials
+        turns = turns_of(planned, spec.order)
+        seeds = [trial.config.seed for _, trial in sorted(zip(turns, planned, strict=True), key=itemgetter(0))]
+        return (seeds[-self.first :], seeds[: -self.first]) if self._is_split(number) and self.first else (seeds, [])
+
+    def _is_split(self, number: int) -> bool:
+        return self.first is not None and number % 2 == 0
 
 
 GRIDS = {
     # Small ones, so that a worker always has some of them.
     "freeze": Grid(trials=2, epochs=60, most_open=9, cpus=3),
     # Mid-grid there must be some that never began; an epoch is longer than reports are held back.
-    "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
+    "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17, first=4),
 }
 CALM = Grid(trials=12, epochs=30, seconds=0.5, most_open=1, cpus=1)
 """One experiment after the other, of so many trials that a process runs several: to start processes is what costs."""
@@ -69,28 +103,53 @@ class Poster:
         self._grid = grid
         self.posted: dict[str, int] = {}
         self._client = httpx.Client(base_url=site.address, timeout=5)
-        self.pending: str | None = None
-        """What was sent and not answered yet."""
+        self._sent = False
+        self._rest: list[int] = []
+        self._id = 0
 
-    def post(self) -> bool:
-        """Tries once, with the same experiment until it is answered; whether it was."""
-        name = self.pending = self.pending or f"chaos {len(self.posted)}"
+    @property
+    def pending(self) -> bool:
+        """Whether something was sent and not answered yet, or is to be added."""
+        return self._sent or bool(self._rest)
+
+    def post(self, database: Database) -> bool:
+        """Tries once, with the same experiment until it is answered and whole; whether it was answered.
+
+        `database` is what a checker sees of it.
+        """
+        if self._rest:
+            return self._extend(database)
         number = len(self.posted)
-        training = {"epochs": self._grid.epochs, "lr": self._grid.seconds}
-        spec = {
-            "name": name,
-            "base": {"dataset": "digits", "model": "small-cnn", "training": training},
-            "grid": {"seed": list(range(self._grid.trials)), "training.weight_decay": [number / 1000]},
-        }
-        try:
-            answer = self._client.post("/v1/experiments", json=spec, headers={"Idempotency-Key": name})
-        except httpx.TransportError:
+        seeds, rest = self._grid.seeds(number)
+        spec = self._grid.spec(number)
+        spec["grid"]["seed"] = seeds
+        self._sent = True
+        answer = self._answer("/v1/experiments", spec, spec["name"])
+        if answer is None:
             return False
-        if answer.status_code >= 500:
-            return False
-        answer.raise_for_status()
-        self.posted[name], self.pending = self._grid.trials, None
+        self._sent, self._rest, self._id = False, rest, answer["id"]
+        self.posted[spec["name"]] = self._grid.trials
         return True
+
+    def _extend(self, database: Database) -> bool:
+        if not _has_begun(database, self._id):
+            return False
+        address, key = f"/v1/experiments/{self._id}/extend", f"more of {self._id}"
+        if self._answer(address, {"grid": {"seed": self._rest}}, key) is None:
+            return False
+        self._rest = []
+        return True
+
+    def _answer(self, address: str, document: dict[str, Any], key: str) -> Any:
+        """What the API says; None where it is away, or its database."""
+        try:
+            answer = self._client.post(address, json=document, headers={"Idempotency-Key": key})
+        except httpx.TransportError:
+            return None
+        if answer.status_code >= 500:
+            return None
+        answer.raise_for_status()
+        return answer.json()
 
 
 def main() -> int:
@@ -98,14 +157,23 @@ def main() -> int:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
     parser.add_argument("--count", type=int, help="until so many processes, or nodes, were killed, or zombies woke up")
-    parser.add_argument("--every", type=float, help="mean pause between two mishaps, in seconds; 3, or 30 of --calm")
+    parser.add_argument("--every", type=float, help="mean pause between two mishaps, in seconds; 3, or 10 of --calm")
+    parser.add_argument(
+        "--respite",
+        type=float,
+        default=RESPITE_SECONDS,
+        help="how long nothing is met, in seconds, of what all others need, once one of these was",
+    )
     parser.add_argument("--calm", action="store_true", help="what leaves the processor to others")
     parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
     parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
     parser.add_argument(
-        "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
+        "--clock",
+        type=float,
+        default=3600,
+        help="by how much the clocks of drivers, workers and APIs are wrong at most, in seconds",
     )
     parser.add_argument("--peace", type=float, default=240, help="how long the rest may take once nothing breaks")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
@@ -120,11 +188,13 @@ def main() -> int:
         return 0
     print(f"seed {options.seed}, {options.database}", flush=True)
     grid, rival = GRIDS.get(options.only, CALM if options.calm else Grid()), options.only == "freeze"
-    every = options.every or (30.0 if options.calm else 3.0)
+    every = options.every or (10.0 if options.calm else 3.0)
+    made = circumstances(options, every)  # now: the code may be another one in the end
     site = Site(
         options.database,
         disk_mib=256,
         clock=options.clock,
+        seed=options.seed,
         rival=rival,
         unshared=options.unshared,
         unfenced=options.unfenced,
@@ -136,11 +206,11 @@ def main() -> int:
         poster = Poster(site, grid)
         while not site.victims("trial"):
             if poster.pending or not poster.posted:
-                poster.post()
+                poster.post(database)
             site.mend()
             time.sleep(0.5)
         began = time.monotonic()
-        monkey = Monkey(site, options.seed, every, options.only)
+        monkey = Monkey(site, options.seed, every, options.only, options.respite)
         if options.away:
             monkey.take_database(options.away)
         while not _enough(monkey, began, options.away + options.seconds, options.count):
@@ -149,7 +219,7 @@ def main() -> int:
             if options.unfenced and read_refusals(site.notes).stale:
                 break  # it is missed: what comes of that need not be waited for
             if poster.pending or _open(database) < grid.most_open:
-                poster.post()
+                poster.post(database)
             time.sleep(0.1)
         monkey.rest()
         if site.postgres is not None:
@@ -163,14 +233,15 @@ def main() -> int:
                 break
             site.mend()
             if poster.pending:
-                poster.post()
+                poster.post(database)
             time.sleep(0.2)
         with database.read() as session:
             places = 2 * site.cpus if options.only == "node" else None
             # On a node without the folder trials wait for the head once in so long, which may be away when they die.
             alone = not options.unshared or options.only == "node"
             ahead = 0 if alone else 1 + math.ceil(REPORT_SECONDS / grid.seconds)
-            verdict = judge(session, site.data, poster.posted, site.notes, places=places, ahead=ahead)
+            killed = monkey.done["kill trial"]
+            verdict = judge(session, site.data, poster.posted, site.notes, killed=killed, places=places, ahead=ahead)
         if options.unfenced:
             verdict.faults = read_refusals(site.notes).stale
         elif rival and not monkey.zombies:
@@ -184,11 +255,12 @@ def main() -> int:
     found = {
         "seed": options.seed,
         "database": options.database,
+        **made,
         "seconds": round(broken),
         "mishaps": dict(sorted(monkey.done.items())),
+        "unmet": monkey.unmet(),
         "zombies": monkey.zombies,
         "zombie_trials": monkey.zombie_trials,
-        "unshared": options.unshared,
         "restarts": site.restarts,
         "swallowed": 0 if site.postgres is None else site.postgres.proxy.swallowed,
         "experiments": len(poster.posted),
@@ -207,8 +279,37 @@ def main() -> int:
     return 1 if verdict.faults else 0
 
 
+def circumstances(options: argparse.Namespace, every: float) -> dict[str, Any]:
+    """When, on which code and with what a run is made, so that it can be made again; `every` as it was in effect."""
+    asked = {name: value for name, value in vars(options).items() if name not in ("seed", "database", "record")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": _git("rev-parse", "HEAD") or None,
+        "dirty": bool(_git("status", "--porcelain")),
+        "options": asked | {"every": every},
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        ended = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return ended.stdout.strip()
+
+
 def _enough(monkey: Monkey, began: float, seconds: float, count: int | None) -> bool:
-    return time.monotonic() - began > seconds if count is None else monkey.met() >= count
+    if count is not None:
+        return monkey.met() >= count
+    return time.monotonic() - began > (2 * seconds if monkey.unmet() else seconds)
+
+
+def _has_begun(database: Database, experiment: int) -> bool:
+    """Whether a trial of the experiment ever ran, as far as the database answers."""
+    with contextlib.suppress(SQLAlchemyError), database.read() as session:
+        begun = select(Trial.id).where(Trial.experiment_id == experiment, Trial.started_at.is_not(None))
+        return session.scalar(begun.limit(1)) is not None
+    return False
 
 
 def _open(database: Database) -> int:

@@ -23,6 +23,7 @@ MACHINERY = {"worker": 1, "raylet": 2, "gcs": 1, "node": 1, "postgres": 1}
 Else at a kill a second there would never be a trial to be killed.
 """
 RESPITE_SECONDS = 20.0
+"""So long, unless another time is asked for."""
 FREEZES = {"trial": 3, "driver": 3, "api": 1}
 FROZEN_MACHINERY = {"worker": 1, "raylet": 1, "postgres": 1}
 SPOILT = 0.3
@@ -46,14 +47,16 @@ class Party:
 class Monkey:
     """Draws one mishap after another. `done` counts them; `every` is the mean pause between two, in seconds.
 
-    `only` is `kill`, `freeze`, `node`, or None for any. `zombies` are drivers that woke up after somebody else had
-    claimed their experiment, `zombie_trials` processes of their trials.
+    `only` is `kill`, `freeze`, `node`, or None for any. Each kind of victim is met once, in an order that is drawn,
+    before any that can be met comes again; `respite` is for how long what all others need is left alone. `zombies` are
+    drivers that woke up after somebody else had claimed their experiment, `zombie_trials` processes of their trials.
     """
 
     site: Site
     seed: int
     every: float
     only: str | None = None
+    respite: float = RESPITE_SECONDS
     done: Counter[str] = field(default_factory=Counter)
     zombies: int = 0
     zombie_trials: int = 0
@@ -64,6 +67,18 @@ class Monkey:
         self._machinery_from = 0.0
         self._wait_until = time.monotonic() + MOST_PATIENCE
         self._party: Party | None = None
+        kinds = list((TRIALS | MACHINERY).keys() - ({"postgres"} if self.site.postgres is None else set()))
+        frozen = list((FREEZES | FROZEN_MACHINERY).keys() & kinds)
+        self._unmet = {"kill": self._shuffled(kinds), "freeze": self._shuffled(frozen)}
+
+    def _shuffled(self, kinds: Iterable[str]) -> list[str]:
+        drawn = sorted(kinds)
+        self._random.shuffle(drawn)
+        return drawn
+
+    def unmet(self) -> list[str]:
+        """The kinds of processes of which none was killed yet, where kills are drawn."""
+        return [] if self.only in ("freeze", "node") else sorted(self._unmet["kill"])
 
     def met(self) -> int:
         """How much was done of what `only` names: processes killed, zombies woken, nodes killed."""
@@ -100,18 +115,30 @@ class Monkey:
         self._next = time.monotonic() + seconds
         self._say("database away", f"for {seconds:g} s")
 
-    def _draw(self, chosen: dict[str, int], machinery: dict[str, int]) -> tuple[str, list[int]]:
-        """A kind and all of it that live and go on, perhaps nobody; machinery only when it has had its respite."""
+    def _draw(self, what: str, chosen: dict[str, int], machinery: dict[str, int]) -> tuple[str, list[int]]:
+        """A kind and all of it that live and go on, perhaps nobody; machinery only when it has had its respite.
+
+        The first that was not met so yet, of those that are there; then any.
+        """
         rested = time.monotonic() > self._machinery_from
         weights = chosen | (machinery if rested else {})
-        (kind,) = self._random.choices(list(weights), list(weights.values()))
-        living = [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)]
+        unmet = self._unmet[what]
+        for kind in (one for one in unmet if one in weights):
+            if living := self._living(kind):
+                unmet.remove(kind)
+                break
+        else:
+            (kind,) = self._random.choices(list(weights), list(weights.values()))
+            living = self._living(kind)
         if living and kind in machinery:
-            self._machinery_from = time.monotonic() + RESPITE_SECONDS
+            self._machinery_from = time.monotonic() + self.respite
         return kind, living
 
+    def _living(self, kind: str) -> list[int]:
+        return [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)]
+
     def _kill(self) -> None:
-        kind, living = self._draw(TRIALS, MACHINERY)
+        kind, living = self._draw("kill", TRIALS, MACHINERY)
         if not living:
             return
         pid = self._random.choice(living)
@@ -121,7 +148,7 @@ class Monkey:
         self._say(f"kill {kind}", f"process {pid}")
 
     def _freeze(self) -> None:
-        kind, living = self._draw(FREEZES, FROZEN_MACHINERY)
+        kind, living = self._draw("freeze", FREEZES, FROZEN_MACHINERY)
         if not living:
             return
         pid, seconds = self._random.choice(living), LEASE_SECONDS + 3.0

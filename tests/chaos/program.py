@@ -2,21 +2,24 @@
 
 `python tests/chaos/program.py` is the worker; its drivers run the same file. An epoch is nothing but the next link:
 the hash of the link before, which a checkpoint (of the kind that trainings have) carries from process to process, and
-of its own number. Settings come from the environment; `CHAOS_CLOCK` is by how many seconds the clocks of drivers are
-wrong, and what is noted goes to the folder `CHAOS_NOTES` (`tests.chaos.notes`).
+of its own number; every number that is reported is made of the link. `python tests/chaos/program.py api` is the API.
+Settings come from the environment; clocks are as wrong as it says (`tests.chaos.clocks`), and what is noted goes to the
+folder `CHAOS_NOTES` (`tests.chaos.notes`).
 """
 
+import dataclasses
 import hashlib
-import json
+import itertools
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.chaos import fences, notes
+from tests.chaos import clocks, fences, notes
 from ttsv.config.trial import TrialConfig
+from ttsv.metrics.catalog import METRICS
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
 
 if TYPE_CHECKING:
@@ -36,9 +39,36 @@ def next_link(link: str, epoch: int) -> str:
     return hashlib.sha256(f"{link} {epoch}".encode()).hexdigest()
 
 
-def reported(link: str) -> float:
-    """The link as a number in [0, 1) that any database stores exactly."""
-    return int(link[:13], 16) / 16**13
+def reported(link: str, name: str) -> float:
+    """What the link makes of a number of this name: one in [0, 1) that any database stores exactly."""
+    return int(hashlib.sha256(f"{link} {name}".encode()).hexdigest()[:13], 16) / 16**13
+
+
+def epoch_of(link: str, epoch: int, epochs: int) -> EpochMetrics:
+    """What the epoch reports that ends in this link: no two of its numbers are the same, in no two epochs."""
+    names = (field.name for field in dataclasses.fields(EpochMetrics))
+    numbers: dict[str, Any] = {
+        name: reported(link, name) for name in names if name not in ("epoch", "epochs", "spectra")
+    }
+    return EpochMetrics(epoch=epoch, epochs=epochs, **numbers)
+
+
+def result_of(link: str, epochs: int, artifacts: dict[str, Path]) -> TrialResult:
+    """What a trial reports whose last epoch ends in this link, of every metric that all trials have."""
+    numbers: dict[str, Any] = {
+        name: int(reported(link, name) * 2**40) if metric.whole else reported(link, name)
+        for name, metric in METRICS.items()
+        if metric.presence != "optional"
+    }
+    return TrialResult(
+        **numbers,
+        selected_epoch=epochs,
+        protocol={"split": "test"},
+        environment={"device": "none", "link": link},
+        layers=[],
+        evaluation={"link": link},
+        artifacts=artifacts,
+    )
 
 
 def checkpoints(config: TrialConfig, folder: Path) -> "Checkpoints":
@@ -65,44 +95,11 @@ def run_trial(
         time.sleep(config.training.lr)
         link = next_link(link, epoch)
         notes.note_epoch(folder, epoch)
-        yield EpochMetrics(
-            epoch=epoch,
-            epochs=config.training.epochs,
-            train_loss=reported(link),
-            train_accuracy=0.5,
-            val_loss=reported(link),
-            val_accuracy=0.5,
-            ort_loss=None,
-            lr=0.1,
-            seconds=0.1,
-            constraint_seconds=0.0,
-        )
+        yield epoch_of(link, epoch, config.training.epochs)
         kept.save(epoch, {"epoch": epoch, "link": link})
     model = folder / "model"
     model.write_text(link)
-    yield TrialResult(
-        accuracy=reported(link),
-        loss=1.0,
-        ece=0.1,
-        max_singular_value=1.0,
-        compression=1.0,
-        parameters=10,
-        multiply_accumulates=100,
-        train_seconds=1.0,
-        constraint_seconds=0.0,
-        step_seconds=0.1,
-        constraint_step_seconds=0.0,
-        eval_seconds=0.1,
-        spectrum_seconds=0.01,
-        latency_seconds=0.001,
-        batch_seconds=0.05,
-        peak_memory=None,
-        selected_epoch=config.training.epochs,
-        protocol={"split": "test"},
-        environment={"device": "none"},
-        layers=[],
-        artifacts={"model": model},
-    )
+    yield result_of(link, config.training.epochs, {"model": model})
 
 
 def _drive() -> None:
@@ -124,15 +121,26 @@ def _work() -> None:
     Worker(settings, Database(settings.url), driver=driver).run()
 
 
+def _serve() -> None:
+    from workers.cli.__main__ import main
+
+    main()
+
+
 if __name__ == "__main__":
+    role = sys.argv[1] if len(sys.argv) > 1 else "worker"
+    if role == "api":
+        clocks.put_off(os.environ[clocks.WHO])
+        _serve()
+        sys.exit()
     if fences.UNFENCED in os.environ:
         fences.weaken()
     fences.watch()
-    if "driver" in sys.argv[1:2]:
-        if ahead := json.loads(os.environ.get("CHAOS_CLOCK", "0")):
-            real = time.time
-            time.time = lambda: real() + ahead
+    if role == "driver":
         del sys.argv[1]
+        said = {name: value for name, value in itertools.pairwise(sys.argv) if name in ("--experiment", "--fence")}
+        clocks.put_off(clocks.driver(said["--experiment"], said["--fence"]))
         _drive()
     else:
+        clocks.put_off(os.environ[clocks.WHO])
         _work()

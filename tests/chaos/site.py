@@ -23,6 +23,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from service.database.engine import Database
 from service.upkeep.migrate import migrate
+from tests.chaos import clocks
 from tests.chaos.fences import NOTES, UNFENCED
 from tests.chaos.notes import note_mutation
 from tests.chaos.program import PROCESS
@@ -101,6 +102,7 @@ class Site:
     `rival`: a second worker instead of a second node. `unshared`: the second node sees another data folder at the same
     path, an empty one, as in a mount namespace of its own; see `why_not_unshared`. `settings` are for API and workers.
     `unfenced`: workers and drivers have no fence.
+    `clock`: by how many seconds clocks are wrong at most, of which `seed` draws each.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Site:
         *,
         disk_mib: int | None = None,
         clock: float = 0.0,
+        seed: int = 0,
         rival: bool = False,
         unshared: bool = False,
         unfenced: bool = False,
@@ -134,7 +137,8 @@ class Site:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",  # trials compute nothing: no node need try what it can
-            "CHAOS_CLOCK": str(clock),
+            clocks.CLOCK: str(clock),
+            clocks.SEED: str(seed),
             NOTES: str(self.notes),
             **({UNFENCED: "1"} if unfenced else {}),
             "TTSV_DATA_DIR": str(self.data),
@@ -154,7 +158,7 @@ class Site:
         node += ["--ports", f"{first + 60}-{first + 119}"]
         program = str(Path(__file__).with_name("program.py"))
         self._commands: dict[str, list[str]] = {
-            "api": [sys.executable, "-m", "workers.cli", "api"],
+            "api": [sys.executable, program, "api"],
             "worker": [sys.executable, program],
             "rival": [sys.executable, program],
             "node": [*(self._elsewhere() if unshared else ()), sys.executable, "-m", "workers.cli", *node],
@@ -210,7 +214,7 @@ class Site:
                 self._launch(name)
 
     def _launch(self, name: str) -> None:
-        environment = self._environment
+        environment = self._environment | {clocks.WHO: f"{name} {self.restarts[name]}"}
         if name == "node":  # it knows nothing of the rest
             environment = {key: value for key, value in environment.items() if not key.startswith("TTSV_")}
             environment |= {"TTSV_WORKER_CPUS": str(self.cpus), "TTSV_WORKER_GPUS": "0"}

@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from tests.chaos import notes
-from tests.chaos.monkey import MACHINERY, RESPITE_SECONDS, Monkey
+from tests.chaos.monkey import MACHINERY, RESPITE_SECONDS, TRIALS, Monkey
 from tests.chaos.program import PROCESS, checkpoints
 from tests.chaos.site import Site
 from ttsv.config.trial import TrialConfig
 
+KINDS = [*TRIALS, *MACHINERY]
 CONFIG = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": {"epochs": 9}})
 
 
@@ -36,36 +37,69 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+class Fake:
+    """A site of which trials and drivers are away for fifteen seconds after anything was killed that they need."""
+
+    postgres, mounted = object(), False
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = self._down = 0.0
+        self.killed: list[str] = []
+        monkeypatch.setattr("tests.chaos.monkey.time", SimpleNamespace(monotonic=lambda: self.clock, strftime=str))
+
+    def play(self, monkey: Monkey, kills: int) -> None:
+        while monkey.met() < kills:
+            monkey.turn(cast(Any, None))
+            self.clock += 0.1
+
+    def victims(self, kind: str) -> list[int]:
+        return [] if kind in ("trial", "driver") and self.clock < self._down else [KINDS.index(kind)]
+
+    def is_frozen(self, pid: int) -> bool:
+        return False
+
+    def spoil(self, pid: int, choose: random.Random) -> bool:
+        return False
+
+    def kill(self, pid: int) -> None:
+        self.killed.append(KINDS[pid])
+        if KINDS[pid] in MACHINERY:
+            self._down = self.clock + 15
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_kind_is_met_once_before_any_comes_again(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """With pauses longer than a respite none need be passed over."""
+    fake = Fake(monkeypatch)
+    monkey = Monkey(cast(Any, fake), seed, 60.0, "kill", respite=0.0)
+    assert monkey.unmet() == sorted(KINDS)
+    fake.play(monkey, len(KINDS))
+    assert sorted(fake.killed) == sorted(KINDS)
+    assert monkey.unmet() == []
+    others = Fake(monkeypatch)
+    others.play(Monkey(cast(Any, others), seed + 100, 60.0, "kill", respite=0.0), len(KINDS))
+    assert others.killed != fake.killed
+
+
+def test_who_needs_no_respite_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While what was met of late is left alone others may come again: everything else would wait for it."""
+    fake = Fake(monkeypatch)
+    monkey = Monkey(cast(Any, fake), 0, 1.0, "kill", respite=300.0)
+    fake.play(monkey, 20)
+    assert sum(kind in MACHINERY for kind in fake.killed) == 1
+    assert monkey.unmet()
+
+
 def test_trials_and_drivers_are_met_as_well_at_a_kill_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though none is there for the fifteen seconds after anything that all of them need was killed."""
-    clock, down = [0.0], [0.0]
-    monkeypatch.setattr("tests.chaos.monkey.time", SimpleNamespace(monotonic=lambda: clock[0], strftime=str))
-
-    class Fake:
-        postgres, mounted = None, False
-
-        def victims(self, kind: str) -> list[int]:
-            return [] if kind in ("trial", "driver") and clock[0] < down[0] else [hash(kind)]
-
-        def is_frozen(self, pid: int) -> bool:
-            return False
-
-        def spoil(self, pid: int, choose: random.Random) -> bool:
-            return False
-
-        def kill(self, pid: int) -> None:
-            if pid in map(hash, MACHINERY):
-                down[0] = clock[0] + 15
-
-    monkey = Monkey(cast(Any, Fake()), 0, 1.0, "kill")
-    while monkey.met() < 200:
-        monkey.turn(cast(Any, None))
-        clock[0] += 0.1
+    fake = Fake(monkeypatch)
+    monkey = Monkey(cast(Any, fake), 0, 1.0, "kill")
+    fake.play(monkey, 200)
     kinds = Counter({name.removeprefix("kill "): count for name, count in monkey.done.items()})
     assert kinds.keys() - MACHINERY.keys() == {"trial", "driver", "api"}
     assert kinds["trial"] >= 20
     assert kinds["driver"] >= 20
-    assert sum(kinds[kind] for kind in MACHINERY) <= clock[0] / RESPITE_SECONDS + 1
+    assert sum(kinds[kind] for kind in MACHINERY) <= fake.clock / RESPITE_SECONDS + 1
 
 
 def test_each_process_stands_still_once(site: Site, process: subprocess.Popen[bytes]) -> None:

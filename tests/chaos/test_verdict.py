@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, update
+from sqlalchemy import ColumnElement, Insert, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from service import database as tables
-from service.database import EpochPoint, Event, Experiment, Result, Trial
+from service.database import EpochPoint, Event, Experiment, Result, Score, ScoreRank, Tally, Trial
+from service.database.base import Base
 from service.database.engine import Database
 from service.experiments.submission import Draft, submit
 from service.queue import leases
@@ -26,7 +27,7 @@ from tests.chaos.verdict import Verdict, judge
 from ttsv.config.trial import TrialConfig
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
 from workers.driver.recorder import Recorder
-from workers.trial_process.messages import EpochReport, ResultReport
+from workers.trial_process.messages import EpochReport, ResultReport, StartedReport
 from workers.trial_process.trial_folder import manifest
 
 EPOCHS = 4
@@ -75,6 +76,7 @@ def played(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     recorder.open()
     for seed in (0, 1):
         recorder.started(seed + 1)
+        recorder.reported(seed + 1, StartedReport("here", []))
         config = TrialConfig.from_dict({**BASE, "seed": seed})
         folder = tmp_path / begin(Folder(tmp_path), seed + 1, Attempt(lease.fence))
         for report in run_trial(config, data_dir=tmp_path, folder=folder):
@@ -86,6 +88,12 @@ def played(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     database.write(lambda session: leases.complete(session, lease))
     yield Played(database, tmp_path)
     database.close()
+
+
+def _again(table: type[Base], rows: ColumnElement[bool], *but: str) -> Insert:
+    """Has rows twice, but for the columns that tell them apart."""
+    names = [column.key for column in table.__table__.columns if column.key not in but]
+    return insert(table).from_select(names, select(*(getattr(table, name) for name in names)).where(rows))
 
 
 def test_nothing_where_all_is_well(played: Played) -> None:
@@ -100,8 +108,49 @@ def test_nothing_where_all_is_well(played: Played) -> None:
         (delete(EpochPoint).where(EpochPoint.trial_id == 1, EpochPoint.epoch == 2), "not the chain"),
         (update(EpochPoint).where(EpochPoint.epoch == 2).values(train_loss=0.25), "not the chain"),
         (update(EpochPoint).where(EpochPoint.epoch == EPOCHS).values(epoch=EPOCHS + 1), "not the chain"),
-        (delete(Result).where(Result.trial_id == 2), "its results are []"),
-        (update(Result).where(Result.trial_id == 2).values(accuracy=0.5), "its results are [0.5]"),
+        *(
+            (update(EpochPoint).where(EpochPoint.epoch == 2).values({name: 0.25}), "not the chain")
+            for name in ("train_accuracy", "val_loss", "val_accuracy", "ort_loss", "lr", "seconds")
+        ),
+        (delete(Result).where(Result.trial_id == 2), "its results are not the chain's: []"),
+        *(
+            (update(Result).where(Result.trial_id == 2).values({name: value}), "its results are not the chain's")
+            for name, value in {"accuracy": 0.5, "loss": 0.5, "ece": 0.5, "parameters": 9, "brier": 0.5}.items()
+        ),
+        (update(Result).where(Result.trial_id == 2).values(environment={}), "its results are not the chain's"),
+        (update(Result).where(Result.trial_id == 2).values(valid=False), "its results are not the chain's"),
+        (update(Result).where(Result.trial_id == 2).values(fence=2), "its result has fence 2, its last attempt 1"),
+        (update(Trial).where(Trial.id == 2).values(best_val_accuracy=1), "its best is 1.0, which is 0."),
+        (update(Trial).where(Trial.id == 2).values(epoch=1), "it is at epoch 1"),
+        (_again(Event, Event.kind == "trial_finished", "id"), "its final events are [('trial_finished', 1), ("),
+        (delete(Event).where(Event.kind == "trial_finished"), "its final events are [], those"),
+        *(
+            (update(Tally).values({name: column + 5}), "the tally of experiment 1's succeeded trials")
+            for name, column in {
+                "trials": Tally.trials,
+                "epoch": Tally.epoch,
+                "epochs": Tally.epochs,
+                "run_seconds": Tally.run_seconds,
+                "best_accuracy": Tally.best_accuracy,
+                "best_val_accuracy": Tally.best_val_accuracy,
+            }.items()
+        ),
+        (delete(Tally), "the tally of experiment 1's succeeded trials is not (2, 8, 8): None"),
+        (delete(Score), "is lost"),
+        (update(Score).values(seeds=3), "is not that of its results"),
+        (update(Score).values(metrics={}), "is not that of its results"),
+        (update(ScoreRank).where(ScoreRank.metric == "loss").values(mean=0.5), "are not those of its means"),
+        (delete(ScoreRank), "are not those of its means"),
+        (update(Trial).where(Trial.id == 1).values(attempts=8), "final events are [('trial_finished', 1)], those"),
+        (update(Trial).where(Trial.id == 1).values(attempts=8), "attempts [1, 2, 3, 4, 5, 6, 7] of 8 ended"),
+        (update(Trial).where(Trial.id == 1).values(attempts=8), "7 deaths were held against trials, 0 of"),
+        (update(Trial).where(Trial.id == 1).values(deaths=9), "9 deaths are held against it, with 1 attempts"),
+        (update(Trial).where(Trial.id == 1).values(deaths=9), "9 deaths were held against trials, 0 of"),
+        (update(Trial).where(Trial.id == 1).values(run_seconds=3600), "it took 3600.0 s, which its moments make"),
+        (update(Trial).where(Trial.id == 1).values(run_seconds=-9), "it took -9.0 s, which its moments make"),
+        (delete(tables.Attempt).where(tables.Attempt.trial_id == 1), "its attempts are numbered []"),
+        (update(tables.Attempt).values(number=3), "its attempts are numbered [3]"),
+        (update(tables.Attempt).values(started_at=datetime(2026, 1, 1, tzinfo=UTC)), "its last attempt at 2026-01-01"),
         (update(Trial).where(Trial.id == 2).values(state="failed"), "failed"),
         (update(Experiment).values(state="running"), "is running"),
         (update(Experiment).values(name="another"), "experiment 'chaos' is lost"),
@@ -184,10 +233,14 @@ def test_checkpoints_that_were_changed(played: Played, spoilt: bool, done: int, 
     assert len(verdict.faults) == (fault is not None)
 
 
+@pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize(("new", "fault"), [(1, None), (2, "trials [3, 4] of experiment 1 had not begun before")])
-def test_lost_trials_that_run_again_after_those_that_never_began(played: Played, new: int, fault: str | None) -> None:
-    """But for those, as many as there are places, that were on their way already."""
-    moment = datetime(2026, 1, 1, tzinfo=UTC)
+def test_lost_trials_that_run_again_after_those_that_never_began(
+    played: Played, new: int, fault: str | None, again: bool
+) -> None:
+    """But for those, as many as there are places, that were on their way already; or that still wait in the end."""
+    # In the second case it is after all that was played, or that would be the next start.
+    moment = datetime(2026, 1, 1, tzinfo=UTC) if again else datetime.now(UTC) + timedelta(hours=1)
 
     def work(session: Session) -> None:
         for number in range(new):
@@ -196,19 +249,54 @@ def test_lost_trials_that_run_again_after_those_that_never_began(played: Played,
             columns = {column.key: getattr(known, column.key) for column in Trial.__table__.columns}
             session.add(Trial(**columns | {"id": 3 + number, "number": 10 + number, "fingerprint": str(number)}))
         session.flush()
-        session.add(Event(experiment_id=1, trial_id=1, at=moment, actor="worker", kind="trial_lost", detail={}))
-        starts = {1: [-9, 9], 2: [-9], **{3 + number: [1 + number] for number in range(new)}}
+        lost = {"experiment_id": 1, "trial_id": 1, "at": moment, "actor": "worker", "detail": {"attempt": 1}}
+        session.add(Event(kind="trial_lost", **lost))
+        starts = {1: [-9, 9] if again else [-9], 2: [-9], **{3 + number: [1 + number] for number in range(new)}}
         for trial, seconds in starts.items():
             for number, second in enumerate(seconds):
                 at = moment + timedelta(seconds=second)
                 session.add(tables.Attempt(trial_id=trial, number=number, fence=1, started_at=at, place="here"))
 
     verdict = played.judged(work)
-    assert verdict.lost == 1
+    assert verdict.lost == again
     assert [text for text in verdict.faults if "had not begun" in text] == [
         text for text in verdict.faults if fault is not None and fault in text
     ]
     assert any(fault in text for text in verdict.faults) if fault else True
+
+
+@pytest.mark.parametrize(("noted", "lost"), [(False, 0), (True, 1)])
+def test_moments_of_a_driver_whose_clock_is_behind(played: Played, noted: bool, lost: int) -> None:
+    """The second one is, by an hour: by its clock the trial ran again long before it was lost."""
+    moment = datetime.now(UTC)
+    if noted:
+        (played.data / "notes" / "clocks").write_text('{"who": "driver 1 3", "ahead": -3600}\n')
+
+    def work(session: Session) -> None:
+        told = {"experiment_id": 1, "trial_id": 1, "at": moment, "actor": "worker", "detail": {"attempt": 1}}
+        session.add(Event(kind="trial_lost", **told))
+        again = moment - timedelta(seconds=3590)
+        session.add(tables.Attempt(trial_id=1, number=2, fence=3, started_at=again, place="here"))
+
+    assert played.judged(work).lost == lost
+
+
+@pytest.mark.parametrize(("seconds", "well"), [(3700.0, True), (9000.0, False)])
+def test_seconds_of_a_trial_whose_experiment_was_taken_away_are_of_two_clocks(
+    played: Played, seconds: float, well: bool
+) -> None:
+    (played.data / "notes" / "clocks").write_text('{"who": "worker 0", "ahead": 3600}\n')
+
+    def work(session: Session) -> None:
+        end = session.scalars(select(Event).where(Event.trial_id == 1)).one()
+        kept = {column.key: getattr(end, column.key) for column in Event.__table__.columns if column.key != "id"}
+        session.delete(end)
+        session.add(Event(experiment_id=1, actor="worker", kind="reaped", detail={}))
+        session.flush()
+        session.add(Event(**kept))
+        session.get_one(Trial, 1).run_seconds = seconds
+
+    assert any("it took" in told for told in played.judged(work).faults) != well
 
 
 def test_the_program_goes_on_from_a_checkpoint_and_from_none_that_was_changed(tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_each_start_is_one(database: Database, begun: Any) -> None:
         assert session.scalar(select(func.count()).select_from(Environment)) == 2
 
 
+def test_starts_are_numbered_as_they_come_by_whatever_clock(database: Database, begun: Any) -> None:
+    """The next driver may run where the clock is behind; its attempt would else be another first one."""
+    lease, trial_id, start = begun
+    start()
+    database.write(under(lease, HeldExperiment.lose_trial, trial_id, "its driver died", charged=False))
+    behind = now() - timedelta(hours=1)
+    database.write(under(lease, HeldExperiment.start_trial, trial_id, behind))
+    for _ in range(2):  # the reply to COMMIT was lost: said again
+        database.write(under(lease, HeldExperiment.place_trial, trial_id, "node-2"))
+    with database.read() as session:
+        assert [(one.number, one.place) for one in attempts.listed(session, trial_id)] == [
+            (1, "node-1, GPU 0"),
+            (2, "node-2"),
+        ]
+
+
 def test_one_that_dies_for_ever_leaves_no_more(database: Database, begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 3)
     lease, trial_id, start = begun
