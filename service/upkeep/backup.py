@@ -16,9 +16,10 @@ from typing import Any
 from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_TRIALS, Artifact, Experiment, Trial, now
+from service.database import OPEN_TRIALS, Artifact, Experiment, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import UserError
+from service.experiments.actions import RESUMED_BY_RETRY
 from service.settings import Settings
 from service.upkeep import rows
 from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, WritingError, writing
@@ -137,7 +138,8 @@ def back_up(settings: Settings, database: Database, file: Path, say: Say = lambd
 class _Read:
     """What the database said at one moment: of the files, `artifacts` are paths with their SHA-256.
 
-    `trials` ever began; those of `open_trials` are to go on after so many epochs.
+    `trials` ever began; those of `open_trials` are to go on after so many epochs, those of `lost_trials` may: what the
+    machine did to them is retried from their checkpoints.
     """
 
     at: datetime
@@ -149,6 +151,7 @@ class _Read:
     bytes: int
     trials: list[int]
     open_trials: dict[int, int]
+    lost_trials: frozenset[int]
     data_sets: Sequence[str]
 
 
@@ -163,6 +166,7 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
     if "removed_at" in columns["artifacts"]:  # else it is an older version's database
         artifacts = _there(artifacts)
     began = select(Trial.id).where(Trial.started_at.is_not(None)).order_by(Trial.id)
+    lost = select(Trial.id).where(Trial.state == TrialState.FAILED, Trial.failure.in_(RESUMED_BY_RETRY))
     to_go_on = select(Trial.id, Trial.epoch).where(Trial.started_at.is_not(None), Trial.state.in_(OPEN_TRIALS))
     return _Read(
         at=at,
@@ -174,6 +178,7 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
         bytes=int(connection.scalar(select(func.coalesce(func.sum(Artifact.size), 0))) or 0),
         trials=list(connection.scalars(began)),
         open_trials={row[0]: row[1] for row in connection.execute(to_go_on)},
+        lost_trials=frozenset(connection.scalars(lost)),
         data_sets=connection.scalars(select(Trial.dataset).distinct().order_by(Trial.dataset)).all(),
     )
 
@@ -184,7 +189,7 @@ def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Wr
         files.add(path, sha256)
     for trial_id in found.trials:
         with files.lacking(f"trials/{trial_id}"):
-            _add_rest(files, trial_id, found.open_trials.get(trial_id))
+            _add_rest(files, trial_id, found.open_trials.get(trial_id), lost=trial_id in found.lost_trials)
     with files.lacking("datasets"):
         for path in files.folder.data_sets(found.data_sets):
             files.add(path)
@@ -219,14 +224,18 @@ def _copy_tables(connection: Connection, writer: Writer, say: Say) -> tuple[list
     return found, rows.counters(connection, [table.name for table in every])
 
 
-def _add_rest(files: _Files, trial_id: int, epoch: int | None) -> None:
-    """What belongs to a trial beside its manifest; `epoch`: of one that is not final, whose checkpoint is kept."""
+def _add_rest(files: _Files, trial_id: int, epoch: int | None, *, lost: bool) -> None:
+    """What belongs to a trial beside its manifest; `epoch`: of one that is not final, whose checkpoint is kept.
+
+    So is that of one that is `lost`, where it is still there: it may have been pruned.
+    """
     if epoch is None:
         before = len(files.missing)
         for path in files.folder.leftovers(trial_id):
             files.add(path)
         files.forgive(before)  # a log that went with its trial is no loss
-        return
+        if not lost:
+            return
     before = len(files.missing)
     for _ in range(_TRIES):
         checkpoint = files.folder.checkpoint(trial_id)

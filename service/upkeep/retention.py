@@ -7,7 +7,7 @@ time. Nothing that a board shows is taken unless that is asked for, and never wh
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
@@ -74,15 +74,26 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """A trial's checkpoints, of all its attempts, and why they go."""
+
+    trial_id: int
+    experiment_id: int
+    size: int
+    finished_at: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What is to go: networks, and trials whose checkpoints nobody resumes from (their bytes by trial).
+    """What is to go: networks, and the checkpoints of trials from which nobody resumes.
 
     `spared` networks of `spared_size` bytes the rules name, and boards show. `too_much` bytes of networks would be left
     beyond the limit of `Rules.gib`, as all that is left is shown, or is needed by what runs or waits.
     """
 
     networks: Sequence[Network]
-    checkpoints: dict[int, int] = field(default_factory=dict)
+    checkpoints: Sequence[Checkpoints] = ()
     spared: int = 0
     spared_size: int = 0
     too_much: int = 0
@@ -90,7 +101,7 @@ class Plan:
     @property
     def size(self) -> int:
         """Bytes of everything that goes."""
-        return sum(one.size for one in self.networks) + sum(self.checkpoints.values())
+        return sum(one.size for one in self.networks) + sum(one.size for one in self.checkpoints)
 
 
 def plan(session: Session, folder: DataFolder, rules: Rules) -> Plan:
@@ -192,26 +203,31 @@ def _network(row: Row[Any], reason: str) -> Network:
     )
 
 
-def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> dict[int, int]:
-    """Trial -> bytes of the checkpoints that a final trial left; `days` spares those of a trial that may be retried.
+def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> list[Checkpoints]:
+    """The checkpoints that final trials left; `days` spares those of a trial that may be retried.
 
     Without `days` those of failed trials stay for `RETRIED_WITHIN`: a retry goes on from them.
     """
     there = folder.checkpointed()
     if rules.days is None:
         unwanted = or_(Trial.state.not_in(RETRIED_BY_DEFAULT), Trial.finished_at < now() - RETRIED_WITHIN)
+        reason = "nobody resumes from them"
     else:
         unwanted = Trial.finished_at < now() - timedelta(days=rules.days)
-    found: dict[int, int] = {}
+        reason = f"older than {rules.days:g} days"
+    found: list[Checkpoints] = []
     for first in range(0, len(there), _AT_ONCE):
         some = there[first : first + _AT_ONCE]
-        final = select(Trial.id).join(Experiment, Experiment.id == Trial.experiment_id)
+        final = select(Trial.id, Trial.experiment_id, Trial.finished_at)
+        final = final.join(Experiment, Experiment.id == Trial.experiment_id)
         final = final.where(Trial.id.in_(some), *_final(), unwanted).order_by(Trial.id)
-        for trial_id in session.scalars(final):
+        for trial_id, experiment_id, finished_at in session.execute(final):
             try:
-                found[trial_id] = folder.checkpoint_bytes(trial_id)
+                size = folder.checkpoint_bytes(trial_id)
             except OSError as error:  # which keeps no other trial's from going
                 logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
+            else:
+                found.append(Checkpoints(trial_id, experiment_id, size, finished_at, reason))
     return found
 
 
@@ -225,8 +241,9 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
         some = planned.networks[first : first + _AT_ONCE]
         marked = database.write(partial(_mark, networks=some, force=force, actor=actor))
         gone += [network for network in marked if _may_remove(folder, network.path)]
-    checkpoints = {}
-    for trial_id, size in planned.checkpoints.items():
+    checkpoints: list[Checkpoints] = []
+    for one in planned.checkpoints:
+        trial_id = one.trial_id
         final = select(Experiment.fence).join(Trial, Trial.experiment_id == Experiment.id)
         final = final.where(Trial.id == trial_id, *_final())
         with database.read() as session:
@@ -238,7 +255,7 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
         except PermissionError as error:
             logger.warning("checkpoints of trial %d stay for now: %s", trial_id, error)
             continue
-        checkpoints[trial_id] = size
+        checkpoints.append(one)
     if gone:
         with database.read() as session:
             remove_copies(session, folder.path)

@@ -81,12 +81,16 @@ def _summary(found: "Plan") -> str:
 def _show(found: "Plan") -> None:
     from rich.table import Table
 
-    table = Table("experiment", "trial", "size", "accuracy", "ended", "why")
-    for one in found.networks:
-        accuracy = "-" if one.accuracy is None else f"{one.accuracy:.4f}"
+    from service.upkeep.retention import Checkpoints, Network
+
+    table = Table("experiment", "trial", "what", "size", "accuracy", "ended", "why")
+    going: list[Network | Checkpoints] = [*found.networks, *found.checkpoints]
+    for one in going:
+        what, value = ("network", one.accuracy) if isinstance(one, Network) else ("checkpoints", None)
+        accuracy = "-" if value is None else f"{value:.4f}"
         ended = "-" if one.finished_at is None else f"{one.finished_at:%Y-%m-%d}"
-        table.add_row(str(one.experiment_id), str(one.trial_id), size(one.size), accuracy, ended, one.reason)
-    if found.networks:
+        table.add_row(str(one.experiment_id), str(one.trial_id), what, size(one.size), accuracy, ended, one.reason)
+    if going:
         print_table(table)
     typer.echo(_summary(found))
     if found.spared:

@@ -260,6 +260,36 @@ class TestRunning:
             "trial.log",
         }
 
+    @pytest.mark.parametrize("failure", ["crashed", "infrastructure", "error"])
+    def test_so_does_that_of_a_trial_that_the_machine_failed(
+        self,
+        running: tuple[Lease, list[int]],
+        database: Database,
+        source: Settings,
+        target: Settings,
+        file: Path,
+        failure: str,
+    ) -> None:
+        """A retry goes on from it; of any other failure it would begin anew."""
+        _, (first, *_) = running
+        ended = update(Trial).where(Trial.id == first).values(state=TrialState.FAILED, failure=failure)
+        database.write(lambda session: session.execute(ended))
+        assert back_up(source, database, file).missing == []
+        restore.restore(target, file)
+        kept = files_of(target.data_dir / f"trials/{first}/1").keys()
+        assert {"epochs.jsonl", "trial.log"} <= kept
+        of_checkpoint = {"checkpoints/000002.json", "checkpoints/000002.safetensors", "checkpoints/attack.safetensors"}
+        assert kept & of_checkpoint == (of_checkpoint if failure != "error" else set())
+
+    def test_one_that_the_machine_failed_may_have_been_pruned(
+        self, running: tuple[Lease, list[int]], database: Database, source: Settings, file: Path
+    ) -> None:
+        _, (first, *_) = running
+        ended = update(Trial).where(Trial.id == first).values(state=TrialState.FAILED, failure="crashed")
+        database.write(lambda session: session.execute(ended))
+        shutil.rmtree(source.data_dir / f"trials/{first}/1/checkpoints")
+        assert back_up(source, database, file).missing == []
+
     def test_the_journal_is_read_after_the_checkpoint(
         self,
         running: tuple[Lease, list[int]],

@@ -28,7 +28,7 @@ from service.settings import Settings
 from service.upkeep import retention
 from service.upkeep.deletion import mark
 from service.upkeep.files import DataFolder
-from service.upkeep.retention import Rules, finish, plan, prune
+from service.upkeep.retention import Plan, Rules, finish, plan, prune
 from tests.service.upkeep.conftest import write_checkpoint
 from workers.cli.__main__ import app
 from workers.worker.upkeep import Upkeep
@@ -83,6 +83,11 @@ def grown(
         return trials
 
     return grown
+
+
+def of(found: Plan) -> list[int]:
+    """The trials whose checkpoints go, or are gone."""
+    return [one.trial_id for one in found.checkpoints]
 
 
 def planned(database: Database, folder: DataFolder, **rules: Any) -> retention.Plan:
@@ -246,7 +251,7 @@ class TestPruned:
         monkeypatch.setattr(DataFolder, "remove_checkpoints", refused_checkpoints)
         done = prune(database, folder, planned(database, folder, best=0))
         assert [one.trial_id for one in done.networks] == others
-        assert list(done.checkpoints) == others
+        assert of(done) == others
         (folder.path / f"trials/{others[-1]}/1/model.safetensors").touch()
         assert finish(database, folder) == 1
         monkeypatch.setattr(DataFolder, "remove", genuine)
@@ -345,18 +350,18 @@ class TestPruned:
             write_checkpoint(folder.path / f"trials/{one}/1/checkpoints", 1)
         states = update(Experiment).where(Experiment.id != number)
         database.write(lambda session: session.execute(states.values(state="queued")))
-        assert planned(database, folder, days=5).checkpoints == {}, "its trials may be retried at any moment"
+        assert planned(database, folder, days=5).checkpoints == [], "its trials may be retried at any moment"
         database.write(lambda session: session.execute(states.values(state="succeeded")))
         found = planned(database, folder, days=5)
-        assert list(found.checkpoints) == [trial_id]
-        assert found.checkpoints[trial_id] > 7
+        assert of(found) == [trial_id]
+        assert found.checkpoints[0].size > 7
         retried = update(Trial).where(Trial.id == trial_id).values(state=TrialState.QUEUED)
         database.write(lambda session: session.execute(retried))
-        assert prune(database, folder, found).checkpoints == {}
+        assert prune(database, folder, found).checkpoints == []
         assert (folder.path / f"trials/{trial_id}/1/checkpoints").exists()
         database.write(lambda s: s.execute(update(Trial).where(Trial.id == trial_id).values(state=TrialState.FAILED)))
         write_checkpoint(folder.path / f"trials/{trial_id}/99/checkpoints", 1)  # of who claims it now
-        assert list(prune(database, folder, found).checkpoints) == [trial_id]
+        assert of(prune(database, folder, found)) == [trial_id]
         assert not (folder.path / f"trials/{trial_id}/1/checkpoints").exists()
         assert (folder.path / f"trials/{trial_id}/99/checkpoints").exists()
         assert (folder.path / f"trials/{waiting}/1/checkpoints").exists()
@@ -372,8 +377,8 @@ class TestPruned:
             ended = update(Trial).where(Trial.id.in_(those)).values(state=state)
             with database.writer.begin() as connection:
                 connection.execute(ended)
-        assert list(planned(database, folder, best=9).checkpoints) == [older, diverged]
-        assert list(planned(database, folder, best=9, days=5).checkpoints) == [older, failed, diverged]
+        assert of(planned(database, folder, best=9)) == [older, diverged]
+        assert of(planned(database, folder, best=9, days=5)) == [older, failed, diverged]
 
 
 def test_the_worker_does_it_by_itself(
@@ -511,6 +516,14 @@ def test_the_command_lists_first(database: Database, source: Settings, grown: Ca
     assert (len(found["networks"]), found["size"], found["removed"]) == (3, 3 * GIB, True)
     assert not (source.data_dir / f"trials/{trials[0]}/1/model.safetensors").exists()
     assert "1 networks" in run("--yes", TTSV_RETENTION_BEST="0").stdout
+    write_checkpoint(source.data_dir / f"trials/{trials[2]}/1/checkpoints", 1)
+    (line,) = [one.split("\t") for one in run("--best", "9", "--dry-run").stdout.splitlines() if "\t" in one][1:]
+    assert line[1:5] == [str(trials[2]), "checkpoints", line[3], "-"]
+    assert line[3] != "0 B"
+    assert line[-1] == "nobody resumes from them"
+    (found,) = json.loads(run("--best", "9", "--dry-run", "--json").stdout)["checkpoints"]
+    assert (found["trial_id"], str(found["experiment_id"])) == (trials[2], line[0])
+    assert (source.data_dir / f"trials/{trials[2]}/1/checkpoints").exists()
 
 
 def test_a_limit_that_cannot_be_met_is_said(
