@@ -188,6 +188,7 @@ def remove_leftovers() -> None:
 
 
 def is_taken(port: int) -> bool:
+    """Whether a program of this machine listens at a port, on any address."""
     with socket.socket() as tried:
         # As Ray does: connections of a server that has ended hold its port for a minute.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
