@@ -341,8 +341,8 @@ class HeldExperiment:
         self._progressed_at = now()
 
     def _end(self, trial: Trial, state: TrialState) -> None:
-        transitions.end_attempt(trial)
         trial.state, trial.finished_at = state, now()
+        transitions.end_attempt(trial, trial.finished_at)
 
     def _tell(self, kind: EventKind, trial: Trial, **detail: Any) -> None:
         self._events.append(events.of_trial(kind, leases.actor(self.experiment), trial, **detail))

@@ -99,6 +99,17 @@ def test_one_that_dies_for_ever_leaves_no_more(database: Database, begun: Any, m
         assert [one.number for one in attempts.listed(session, trial_id)] == [5, 6, 7]
 
 
+def test_a_trial_of_one_attempt_took_as_long_as_its_moments_say(database: Database, begun: Any) -> None:
+    lease, trial_id, start = begun
+    start()
+    database.write(under(lease, HeldExperiment.fail_trial, trial_id, "error", "it failed"))
+    with database.read() as session:
+        trial = session.get_one(Trial, trial_id)
+        assert trial.started_at is not None
+        assert trial.finished_at is not None
+        assert trial.run_seconds == (trial.finished_at - trial.started_at).total_seconds()
+
+
 def test_what_is_no_more_running_is_not_recorded(database: Database, begun: Any) -> None:
     lease, trial_id, start = begun
     start()
