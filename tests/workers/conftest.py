@@ -64,7 +64,7 @@ class Lab:
         base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": epochs, "lr": seconds}}
         grid = {"seed": list(seeds)} if seeds else {}
         parsed = ExperimentSpec.model_validate({"name": "test", "base": base, "grid": grid} | spec)
-        plan = expand_grid(parsed, max_trials=100)
+        plan = expand_grid(parsed, max_trials=1000)
         aims = {planned.fingerprint: source for planned, source in zip(plan.trials, sources, strict=False)} or None
         return self.database.write(lambda session: submission.submit(session, Draft(parsed, plan, sources=aims)).id)
 

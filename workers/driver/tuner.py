@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from service.queue.contenders import amount
@@ -126,7 +127,8 @@ class Passes:
                 work.feed.began,
                 work.feed.rests,
                 memory_gib=resources.memory_gib or 0.0,
-            )
+            ),
+            _NoProgress(),
         ]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
@@ -170,6 +172,16 @@ class Passes:
                 self._recorder.gave_way(trial_id)
 
 
+class _NoProgress(TrialProgressCallback):
+    """Takes the place of Tune's own, which keeps every trial to print what it reported."""
+
+    def log_result(self, trial: Trial, result: dict[str, Any], error: bool = False) -> None:
+        """Prints nothing."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
+        """Prints nothing."""
+
+
 def _name(trial: Trial) -> str:
     return f"trial-{job_of(trial).trial_id}-{trial.trial_id}"  # one that lost its process comes again
 
@@ -192,6 +204,7 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
     others one that was lost, though its process starts: else all that are handed out later would begin before it.
     """
     tuner = controller._tune_controller
+    _let_go(tuner)
     feed.watch(tuner._actor_cache)
     if (shunned := feed.shuns_others()) is not None:
         _send_elsewhere(tuner, shunned)
@@ -200,6 +213,24 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
         return max(late, key=lambda trial: (_began_before(trial), feed.waited(trial.trial_id)))
     waiting: list[Trial] = [trial for trial in tuner._pending_trials_list if trial in tuner._pending_trials]
     return next((trial for trial in waiting if trial not in tuner._trial_to_actor), waiting[0] if waiting else None)
+
+
+def _let_go(tuner: Any) -> None:
+    """Has Tune forget the trials that ended: for a table that nobody reads it would keep all that they reported.
+
+    The newest stays where there is no other, as Tune names one when it warns that nothing runs.
+    """
+    ended = tuner._stopped_trials | tuner._failed_trials
+    if not ended:
+        return
+    tuner._trials[:] = [trial for trial in tuner._trials if not trial.is_finished()] or tuner._trials[-1:]
+    tuner._pending_trials_list[:] = [trial for trial in tuner._pending_trials_list if trial not in ended]
+    # One that failed stays alive to Tune, and in a reset that never ends.
+    for kept in (tuner._stopped_trials, tuner._failed_trials, tuner._live_trials, tuner._resetting_trials):
+        kept -= ended
+    tuner._trials_to_cache -= ended
+    for trial in ended:
+        tuner._trial_metadata.pop(trial.trial_id, None)
 
 
 def _is_late(tuner: Any, trial: Trial, feed: Feed) -> bool:

@@ -146,6 +146,8 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
     """It was handed out before: it would take what is kept for others, or wait for one node though another is free."""
     waiting, new, beginning = Handed("bad"), Handed(), Handed("bad")
     tuner: Any = SimpleNamespace(
+        _stopped_trials=set(),
+        _failed_trials=set(),
         _actor_cache=SimpleNamespace(
             _may_keep_one=None, decrease_max=lambda key: lessened.append(key), has_cached_object=lambda _key: False
         ),
@@ -189,6 +191,8 @@ def test_a_free_process_is_for_what_has_waited_long_for_room(monkeypatch: pytest
         handed.trial_id = name
         table.suggest(name)
     tuner: Any = SimpleNamespace(
+        _stopped_trials=set(),
+        _failed_trials=set(),
         _actor_cache=SimpleNamespace(_may_keep_one=None, has_cached_object=lambda key: key in cached),
         _actor_manager=SimpleNamespace(_pending_actors_to_attrs={"l": 1, "o": 1}),
         _pending_trials={starting, lost, other, new},

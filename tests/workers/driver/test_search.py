@@ -325,6 +325,8 @@ class TestHalving:
         fed, cache = feed(), SimpleNamespace(_may_keep_one=None)
         first, second, third = waiting = [Mock(trial_id=name) for name in "abc"]
         tuner = SimpleNamespace(
+            _stopped_trials=set(),
+            _failed_trials=set(),
             _actor_cache=cache,
             _actor_manager=SimpleNamespace(_pending_actors_to_attrs={}),
             _pending_trials_list=["gone", *waiting],
