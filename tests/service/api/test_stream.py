@@ -406,7 +406,7 @@ def test_the_client_reads_what_a_trial_left(
         with pytest.raises(DamagedError, match="SHA-256"):
             client.download(artifact.model_copy(update={"sha256": "0" * 64}), tmp_path / "other")
         (folder / "model.safetensors").unlink()
-        with pytest.raises(ApiError, match=r"404 .* is gone"):
+        with pytest.raises(ApiError, match=r"404 .* is not in the data folder"):
             client.download(artifact, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.glob("*other*")) == []
 
