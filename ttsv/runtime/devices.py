@@ -1,4 +1,4 @@
-"""The device of a trial, what cuDNN tries on it, and the memory that its process keeps."""
+"""The device of a trial, what cuDNN tries on it, and the memory that its process may take and keeps."""
 
 import ctypes
 import sys
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 
 from ttsv.errors import ConfigError
-from ttsv.runtime.failures import first_line
 
 
 def find_device(name: str) -> torch.device:
@@ -26,13 +25,18 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
-def why_no_card() -> str | None:
-    """Why this process cannot use the GPU that it was given, in CUDA's words; None where it can."""
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        return first_line(error)
-    return None
+def memory_share(device: torch.device) -> float:
+    """Returns the bytes of a GPU's memory that this process may take in all. Raises as `torch.cuda` without a GPU."""
+    _, total = torch.cuda.mem_get_info(device)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(number)  # from torch 2.10 on
+    return float(share * total)
+
+
+def free_memory(device: torch.device) -> float:
+    """Returns the bytes of a GPU's memory that this process may still take. Raises as `torch.cuda` without a GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(free, memory_share(device) - torch.cuda.memory_reserved(device))
 
 
 @contextmanager

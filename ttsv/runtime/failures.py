@@ -1,4 +1,4 @@
-"""What torch raises as a `TrialError`: for lack of memory, for a GPU that failed, over a weight that is not finite."""
+"""What torch raises as a `TrialError`: for lack of memory, over a GPU that failed, or over a weight that is not finite."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from ttsv.errors import (
     OutOfMemoryError,
     TrialError,
 )
-from ttsv.runtime.memory import free_memory, memory_share
+from ttsv.runtime.devices import free_memory, memory_share
 
 SINGLE_VALUE = "Expected more than 1 value per channel when training"
 """What torch's batch norm says of an image alone of which it sees one pixel."""
@@ -109,6 +109,15 @@ def _device_failure(error: Exception) -> TrialError | None:
             f"a kernel failed, and with it this process's part of the GPU ({line}): the trial is tried again in another"
             " process; if it fails there as well, run it with CUDA_LAUNCH_BLOCKING=1 to see which one"
         )
+    return None
+
+
+def why_no_card() -> str | None:
+    """Why this process cannot use the GPU that it was given, in CUDA's words; None where it can."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error)
     return None
 
 

@@ -11,8 +11,8 @@ from ttsv.config.trial import TrialConfig
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Split
 from ttsv.runtime.determinism import derived_generator, epoch_order
+from ttsv.runtime.devices import free_memory
 from ttsv.runtime.headway import get_on
-from ttsv.runtime.memory import free_memory
 
 _ROOM = 0.5
 """The share of a GPU's free memory that images may take: the rest is for the network and its activations."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.errors import BrokenContextError
-from ttsv.runtime.memory import free_memory
+from ttsv.runtime.devices import free_memory
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _LOG = logging.getLogger(__name__)

@@ -128,7 +128,8 @@ class TrialTrainable(tune.Trainable):
 
         from ttsv.config.memory import allocator_share
         from ttsv.runtime.determinism import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
-        from ttsv.runtime.devices import keep_freed_memory, why_no_card
+        from ttsv.runtime.devices import keep_freed_memory
+        from ttsv.runtime.failures import why_no_card
 
         # Before the GPU is used: one of this process's later trials may have to be deterministic.
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
