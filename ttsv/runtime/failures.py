@@ -1,4 +1,4 @@
-"""What torch raises as a `TrialError`: for lack of memory, over a GPU that failed, or over a weight that is not finite."""
+"""What torch raises as a `TrialError`: for lack of memory, over a GPU that failed, over a weight that is not finite."""
 
 import re
 from collections.abc import Iterator
