@@ -71,8 +71,8 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite --only freeze --count 3 $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
 
-# Five minutes of rarer mishaps, which leave the processor to others; up to ten until each kind has come once.
-chaos-beside: CALM = --seconds 150 --every 25 --calm --peace 600
+# Five minutes of rarer mishaps, which leave the processor to others.
+chaos-beside: CALM = --seconds 150 --every 20 --calm --peace 600
 chaos-beside: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite $(CALM) $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql $(CALM) $(ARGS)

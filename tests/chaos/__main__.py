@@ -6,7 +6,7 @@
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
-Each kind of process is killed once before others come again, if need be for twice as long as `--seconds`.
+Each kind of process is killed once before others come again, if need be for twice as long as `--seconds`; not `--calm`.
 Ends with code 1 where anything was lost, doubled or changed, or a trial did not succeed.
 
 With `--only freeze` there are two workers with a cluster each, of which one after the other stands still, with its
@@ -213,7 +213,8 @@ def main() -> int:
         monkey = Monkey(site, options.seed, every, options.only, options.respite)
         if options.away:
             monkey.take_database(options.away)
-        while not _enough(monkey, began, options.away + options.seconds, options.count):
+        longest = options.seconds if options.calm else 2 * options.seconds
+        while not _enough(monkey, time.monotonic() - began - options.away, options.seconds, longest, options.count):
             monkey.turn(database)
             site.mend()
             if options.unfenced and read_refusals(site.notes).stale:
@@ -298,10 +299,10 @@ def _git(*arguments: str) -> str:
     return ended.stdout.strip()
 
 
-def _enough(monkey: Monkey, began: float, seconds: float, count: int | None) -> bool:
+def _enough(monkey: Monkey, lasted: float, seconds: float, longest: float, count: int | None) -> bool:
     if count is not None:
         return monkey.met() >= count
-    return time.monotonic() - began > (2 * seconds if monkey.unmet() else seconds)
+    return lasted > (longest if monkey.unmet() else seconds)
 
 
 def _has_begun(database: Database, experiment: int) -> bool:
