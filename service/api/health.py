@@ -10,6 +10,7 @@ from service.api.http.dependencies import Config, Db
 from service.api.http.examples import Example, shown
 from service.database.engine import Database
 from service.experiments import store
+from service.queue import nodes
 from service.schemas.service import Liveness, Readiness
 from service.settings import LEAST_FREE_BYTES
 
@@ -19,6 +20,7 @@ READINESS: Example = {
     "status": "ok",
     "checks": {"database": "ok", "schema": "ok", "disk": "ok"},
     "worker_seen_at": "2026-11-21T03:33:01.124077Z",
+    "node_seen_at": "2026-11-21T03:32:57.871542Z",
 }
 
 _COMPLETE: "WeakSet[Database]" = WeakSet()
@@ -43,11 +45,11 @@ def ready(response: Response, database: Db, settings: Config) -> Readiness:
     from service.upkeep.migrate import newest, schema_fault
 
     checks = {"database": "ok", "schema": "ok", "disk": "ok"}
-    seen = None
+    worker_seen = node_seen = None
     try:
         with database.read() as session:
             head = store.database_head(session)
-            seen = store.last_worker_sign(session)
+            worker_seen, node_seen = store.last_worker_sign(session), nodes.last_sign(session)
             fault = None
             if head != newest() or database not in _COMPLETE:
                 fault = schema_fault(session.connection(), head)
@@ -67,4 +69,5 @@ def ready(response: Response, database: Db, settings: Config) -> Readiness:
         checks["disk"] = f"{free // 2**20} MiB free in the data folder, at least {LEAST_FREE_BYTES // 2**20} wanted"
     ok = all(check == "ok" for check in checks.values())
     response.status_code = 200 if ok else 503
-    return Readiness(status="ok" if ok else "not ready", checks=checks, worker_seen_at=seen)
+    status = "ok" if ok else "not ready"
+    return Readiness(status=status, checks=checks, worker_seen_at=worker_seen, node_seen_at=node_seen)

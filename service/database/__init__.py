@@ -22,7 +22,7 @@ from service.database.experiments import (
     Trial,
 )
 from service.database.results import Protocol, Result, Score, ScoreBoard, ScoreRank
-from service.database.running import ClusterNode, IdempotencyKey, Webhook, WebhookDelivery, Worker
+from service.database.running import ClusterNode, Home, IdempotencyKey, Webhook, WebhookDelivery, Worker
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS, ExperimentState, TrialState
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Experiment",
     "ExperimentState",
     "FieldIndex",
+    "Home",
     "IdempotencyKey",
     "Project",
     "Protocol",

@@ -1,4 +1,4 @@
-"""What keeps the service going: answered requests, webhooks, workers."""
+"""What keeps the service going: answered requests, webhooks, workers, and where they keep files."""
 
 from datetime import datetime
 
@@ -62,6 +62,19 @@ class Worker(Base):
     bf16: Mapped[bool | None]
     started_at: Mapped[datetime] = mapped_column(default=now)
     seen_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Home(Base):
+    """The place that keeps the files of trials: the word in its marker (`service.storage.marker`), and its name.
+
+    One row, or none: then no API has noted it yet.
+    """
+
+    __tablename__ = "homes"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    mark: Mapped[str] = mapped_column(String(64))
+    place: Mapped[str] = mapped_column(String(4096))
 
 
 class ClusterNode(Base):

@@ -61,6 +61,12 @@ def record(session: Session, worker: str, seen: Sequence[Node]) -> None:
     session.execute(delete(ClusterNode).where(ClusterNode.seen_at < moment - FORGOTTEN_AFTER))
 
 
+def last_sign(session: Session) -> datetime | None:
+    """When a node on which trials can run was last seen."""
+    fits = ClusterNode.state == NodeState.ALIVE, ClusterNode.problem.is_(None)
+    return session.scalar(select(func.max(ClusterNode.seen_at)).where(*fits))
+
+
 def listed(session: Session, limit: int) -> list[ClusterNode]:
     """Nodes that are there by host, heads first, then those that left or were refused, the newest first.
 

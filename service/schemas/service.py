@@ -43,6 +43,9 @@ class Readiness(Out):
     status: str = Field(description="`ok` or `not ready`.")
     checks: dict[str, str] = Field(description="Database, schema and disk: `ok`, or what is wrong.")
     worker_seen_at: datetime | None = Field(description="When any worker was last heard of; for people.")
+    node_seen_at: datetime | None = Field(
+        None, description="When a worker last saw a node on which trials can run; for people."
+    )
 
 
 class ProjectOut(Out):

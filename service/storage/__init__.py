@@ -7,11 +7,13 @@ Of `ttsv` only results and errors may be imported, of the service only errors.
 
 from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_checkpoints
 from service.storage.folder import Folder
+from service.storage.marker import MARKER, mark_of, marked
 from service.storage.objects import Objects
-from service.storage.opening import bucket_problem, open_storage, problem_of, require_bucket, without_secrets
+from service.storage.opening import bucket_problem, open_kept, open_storage, problem_of, require_bucket, without_secrets
 from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside, trouble_of
 
 __all__ = [
+    "MARKER",
     "Attempt",
     "DamagedFileError",
     "Folder",
@@ -23,6 +25,9 @@ __all__ = [
     "copy_out",
     "is_later",
     "logs_of",
+    "mark_of",
+    "marked",
+    "open_kept",
     "open_storage",
     "problem_of",
     "remove_checkpoints",

@@ -62,6 +62,11 @@ def open_storage(place: str) -> Store:
     return Objects(SubTreeFileSystem(root, filesystem))
 
 
+def open_kept(data_dir: Path, storage: str | None) -> Store:
+    """The store that keeps the files of trials: what `TTSV_STORAGE` names, else the data folder."""
+    return Folder(data_dir) if storage is None else open_storage(storage)
+
+
 def require_bucket(place: str) -> None:
     """Raises `OSError` where the server of such a URL does not answer, refuses us, or has no such bucket.
 

@@ -39,7 +39,7 @@ from service.database.engine import Database, sqlite_driver
 
 DERIVED = frozenset({"alembic_version", "tallies", "score_boards", "scores", "score_ranks", "field_index"})
 """Tables that follow from the others: `service.upkeep.migrate` makes them anew."""
-PRESENT = frozenset({"workers", "nodes"})
+PRESENT = frozenset({"workers", "nodes", "homes"})
 """Tables of what is there now: nothing of it is there in a database that is restored."""
 _BATCH = 1000
 _PAGES = 4096

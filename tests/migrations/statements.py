@@ -294,6 +294,7 @@ class Installation:
             census.take_census(session)
             driver_reads.cancelled_trials(session, datetime.now().astimezone() - timedelta(hours=1))
             store.last_worker_sign(session)
+            nodes.last_sign(session)
             store.database_head(session)
         self.database.write(lambda session: leases.part(session, "worker"))
         with self.database.read() as session:

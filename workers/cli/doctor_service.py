@@ -211,6 +211,7 @@ def _files(database: "Database", settings: "Settings") -> Iterator[Finding]:
     """Whether these settings find what trials left last, which a worker with others may have written elsewhere."""
     from service.experiments.artifacts import is_kept, newest_artifacts
     from service.storage import bucket_problem, without_secrets
+    from service.upkeep.home import problem_of
 
     if settings.storage is not None and "://" in settings.storage and bucket_problem(settings.storage) is not None:
         return  # which the look at the disk tells; to ask for each file would take minutes
@@ -223,6 +224,9 @@ def _files(database: "Database", settings: "Settings") -> Iterator[Finding]:
         "env | grep ^TTSV_  # TTSV_DATA_DIR and TTSV_STORAGE: of API and workers",
     )
     try:
+        if (problem := problem_of(database, settings)) is not None:
+            yield _disk.wrong(problem, mend)
+            return
         missing = [one for one in found if not is_kept(settings, one)]
     except OSError as error:
         yield _disk.wrong(f"whether files of trials are in {place} cannot be told: {error}", mend)

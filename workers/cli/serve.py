@@ -37,18 +37,26 @@ def serve(
 
 @serve_app.command()
 @plain_errors
-def migrate() -> None:
+def migrate(
+    here: Annotated[
+        bool, typer.Option("--here", help="Also: the files of trials are now where TTSV_DATA_DIR or TTSV_STORAGE says.")
+    ] = False,
+) -> None:
     """Bring the database to the newest schema."""
     from service.database.engine import Database
     from service.settings import Settings
+    from service.upkeep.home import move_here
     from service.upkeep.migrate import migrate as run
     from service.upkeep.migrate import newest
     from service.upkeep.restore import refuse_half_restored
 
-    refuse_half_restored(Settings())
-    with closing(Database(Settings().url)) as database:
+    settings = Settings()
+    refuse_half_restored(settings)
+    with closing(Database(settings.url)) as database:
         run(database)
-    typer.echo(f"the database is at revision {newest()}")
+        typer.echo(f"the database is at revision {newest()}")
+        if here:
+            typer.echo(f"the files of trials are in {move_here(database, settings)}")
 
 
 @serve_app.command()
@@ -63,6 +71,7 @@ def api(
     from service.database.engine import Database
     from service.settings import Settings
     from service.settings.logs import configure_logging
+    from service.upkeep.home import settle
     from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
@@ -73,6 +82,7 @@ def api(
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
         refuse_without_keys(database, settings)
+        settle(database, settings)
     uvicorn.run(
         "service.main:application",
         factory=True,
@@ -106,6 +116,7 @@ def worker(
     from service.database.engine import Database
     from service.settings import Settings
     from service.settings.logs import configure_logging
+    from service.upkeep.home import refuse_elsewhere
     from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
     from workers.worker import job_time
@@ -122,6 +133,7 @@ def worker(
     database = Database(settings.url)
     webhooks = WebhookSender(settings, database)  # says what is wrong in the settings
     refuse_unmigrated(database, newer=False)
+    refuse_elsewhere(database, settings)
     with webhooks, Upkeep(settings, database):
         unfinished = Worker(settings, database, allocation=time_given).run()
     if unfinished:
@@ -135,17 +147,25 @@ def worker(
 def ready(
     client: "Client",
     worker: Annotated[
-        bool, typer.Option("--worker", help="Also ask for a worker heard of in the last minute.")
+        bool, typer.Option("--worker", help="Also ask for a worker and a node of it, seen in the last minute.")
     ] = False,
 ) -> None:
     """Fail unless the service is ready: for health checks."""
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
     from service.errors import UserError
 
-    seen = client.ready().worker_seen_at
-    if worker and (seen is None or (datetime.now(UTC) - seen).total_seconds() > 60):
+    service = client.ready()
+    if not worker:
+        return
+    lately = datetime.now(UTC) - timedelta(minutes=1)
+    if service.worker_seen_at is None or service.worker_seen_at < lately:
         raise UserError("no worker was heard of in the last minute")
+    if service.node_seen_at is None or service.node_seen_at < lately:
+        raise UserError(
+            "a worker is there, and no node on which trials can run: its Ray starts, or `ttsv doctor` says why it does "
+            "not"
+        )
 
 
 @serve_app.command()

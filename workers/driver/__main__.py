@@ -34,13 +34,13 @@ from service.settings.logs import configure_logging
 from service.specs.grid import search_base
 from service.specs.planner import PlannedTrial
 from service.specs.spec import Asha, ExperimentSpec
-from service.storage import remove_checkpoints
+from service.storage import open_kept, remove_checkpoints
 from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial
 from workers.driver.hanging import ended_if_hung
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
-from workers.node.depot.home import light_beacon, open_kept
+from workers.node.depot.home import light_beacon
 from workers.trial_process.messages import Job, RunTrial
 from workers.trial_process.trial_folder import remove_tune_folders, tune_folder
 

@@ -16,10 +16,9 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine, Versions
+from service.storage import MARKER
 
 MOST_CLOCK_SECONDS = 5.0
-MARKER = ".ttsv-cluster"
-"""A file in the data folder of the head by which nodes know it."""
 STORAGE, STORAGE_MARKER = "TTSV_STORAGE", "TTSV_STORAGE_MARKER"
 """Environment variables by which the observer knows the store of the trials' files, and a folder's marker."""
 _NAMESPACE = b"ttsv"

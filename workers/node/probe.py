@@ -18,8 +18,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
-from service.storage import bucket_problem, without_secrets
-from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
+from service.storage import MARKER, bucket_problem, without_secrets
+from workers.node.notes import MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
 from workers.node.scratch import node_data, write_problem
 
 CONNECT_SECONDS = 3.0

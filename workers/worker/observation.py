@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from service.queue.cluster import Node, nodes_from_json
-from workers.node.notes import MARKER, STORAGE, STORAGE_MARKER
+from service.storage import Folder, marked
+from workers.node.notes import STORAGE, STORAGE_MARKER
 from workers.node.processes import spawn, stop
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Observation:
     def _start(self, address: str, env: Mapping[str, str]) -> None:
         self._heard_at = time.monotonic()
         self._start_after = self._heard_at + PAUSE_SECONDS
-        marker = [_marked(self._data_dir)] if self._shared else []
+        marker = [marked(Folder(self._data_dir))] if self._shared else []
         reader, writer = os.pipe()
         command = [*OBSERVER, address, str(writer), str(self._data_dir), *marker]
         try:
@@ -101,8 +101,7 @@ class Observation:
         if "://" in self._storage:
             return {STORAGE: self._storage}
         try:
-            Path(self._storage).mkdir(parents=True, exist_ok=True)
-            return {STORAGE: self._storage, STORAGE_MARKER: _marked(Path(self._storage))}
+            return {STORAGE: self._storage, STORAGE_MARKER: marked(Folder(Path(self._storage)))}
         except OSError as error:
             logger.error("the store of trials' files cannot be used (TTSV_STORAGE): %s", error)
             return {}
@@ -125,18 +124,3 @@ class Observation:
             self._headless_since = self._heard_at
         if nodes:  # else the head does not answer, and its nodes are what they were
             self._nodes = nodes
-
-
-def _marked(data_dir: Path) -> str:
-    """What the folder's marker says; several workers may write it at once, and all read the same."""
-    marker = data_dir / MARKER
-    if not marker.exists():
-        fresh = marker.with_name(f"{MARKER}-{secrets.token_hex(4)}")
-        try:
-            fresh.write_text(secrets.token_hex(16))
-            marker.hardlink_to(fresh)
-        except FileExistsError:
-            pass
-        finally:
-            fresh.unlink(missing_ok=True)
-    return marker.read_text()

@@ -20,6 +20,7 @@ from service.queue import leases, nodes
 from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
 from service.settings import Settings
+from service.upkeep.home import problem_of
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
 from workers.node.mps import Mps
@@ -37,6 +38,8 @@ GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
 _MANY_ENDS = 2
 """So often a cluster may end before it is ready until it is said that no trial can run: a start may take a minute."""
+AWAY_SECONDS = 120.0
+"""So long the place of the trials' files may be another one than the API's, as a mount that is made anew is."""
 STRAY_SECONDS = 10.0
 """How long a driver may take to leave whose lease is lost, as by a cancelling: it looks every second."""
 
@@ -74,8 +77,9 @@ class Worker:
         self._drivers = Drivers(settings, self._cluster, driver)
         self._most = settings.max_experiments or most_drivers()
         self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity, most=self._most)
+        self._away_since: float | None = None
         self._ended: list[Lease] = []
-        self._greet_after = self._heard_until = 0.0
+        self._greet_after = self._heard_until = self._files_after = 0.0
         self._nodes_after = 0.0
         self._nodes: Sequence[Node] = ()
         self._strays: dict[Lease, float] = {}
@@ -139,6 +143,7 @@ class Worker:
         try:
             self._release_ended(drained=False)
             self._greet()
+            self._mind_files()
             self._record_nodes()
             self._reap()
             self._share()
@@ -199,6 +204,28 @@ class Worker:
             self._greet_after = time.monotonic() + self._settings.beat_seconds
             self._heard_until = time.time() + leases.HEARD_WITHIN.total_seconds() / 2
 
+    def _mind_files(self) -> None:
+        """Looks, as often as it greets, whether files would be left where the API does not read them.
+
+        Nothing begins while they would. Raises `UserError` where that lasts: what runs is given back. A bucket is
+        looked at only when we start: none is unmounted, and its server may be silent for longer than we may be.
+        """
+        if time.monotonic() < self._files_after or "://" in (self._settings.storage or ""):
+            return
+        self._files_after = time.monotonic() + self._settings.beat_seconds
+        try:
+            problem = problem_of(self._database, self._settings)
+        except OSError:  # of the disk: what is there cannot be told
+            return
+        if problem is None:
+            self._away_since = None
+            return
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            logger.error("nothing begins here: %s", problem)
+        elif time.monotonic() - self._away_since > AWAY_SECONDS:
+            raise UserError(problem)
+
     def _record_nodes(self) -> None:
         """Says which nodes the cluster has: when something changed, and with every beat."""
         seen = self._cluster.nodes() if self._cluster.ready() else None
@@ -242,7 +269,8 @@ class Worker:
 
     def _share(self) -> None:
         """Divides the cluster anew, while it is there and we are wanted. Until then nobody knows of nothing to do."""
-        seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
+        wanted = self._cluster.ready() and not self._stopping and self._away_since is None
+        seen = self._cluster.nodes() if wanted else None
         if seen is None or self._scheduler.share(seen):
             self._busy = time.monotonic()
 

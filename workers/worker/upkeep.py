@@ -13,12 +13,11 @@ from service.database import now
 from service.database.engine import Database
 from service.queue import driver_reads
 from service.settings import Settings
-from service.storage import remove_checkpoints
+from service.storage import open_kept, remove_checkpoints
 from service.upkeep import orphans
 from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
 from service.upkeep.retention import Rules, finish, plan, prune
-from workers.node.depot.home import open_kept
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from service.api.http.problem_types import PROBLEM_TYPES
 from service.database import Experiment, IdempotencyKey, Trial, Worker
 from service.database.engine import Database
 from service.main import create_app
-from service.queue import leases
+from service.queue import leases, nodes
+from service.queue.cluster import Node
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.settings import Settings
 from tests.held import reported, under
@@ -473,9 +475,15 @@ class TestHealth:
             "status": "ok",
             "checks": {"database": "ok", "schema": "ok", "disk": "ok"},
             "worker_seen_at": None,
+            "node_seen_at": None,
         }
         database.write(lambda session: leases.greet(session, "worker", 1, 0))
         assert api.get("/readyz").json()["worker_seen_at"] is not None
+        assert api.get("/readyz").json()["node_seen_at"] is None
+        for problem in ("another data set", None):
+            node = Node("a" * 56, "host", "10.0.0.1", cpus=1, gpus=0, memory_gib=1, problem=problem)
+            database.write(partial(nodes.record, worker="worker", seen=[node]))
+            assert (api.get("/readyz").json()["node_seen_at"] is None) == (problem is not None)
         assert len(table(Worker)) == 1
 
     def test_ready_while_the_store_of_files_is_silent(self, database: Database, tmp_path: Path) -> None:

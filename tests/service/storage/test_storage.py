@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from service.settings import Settings
 from service.storage import (
+    MARKER,
     Attempt,
     Folder,
     Store,
@@ -26,6 +28,8 @@ from service.storage import (
     bucket_problem,
     copy_out,
     logs_of,
+    mark_of,
+    marked,
     open_storage,
     opening,
     problem_of,
@@ -67,6 +71,22 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def put(store: Store, path: str, content: bytes) -> None:
     assert store.write(path, io.BytesIO(content), len(content)) == hashlib.sha256(content).hexdigest()
+
+
+class TestMark:
+    def test_it_stays_and_is_of_one_store(self, store: Store, tmp_path: Path) -> None:
+        assert mark_of(store) is None
+        word = marked(store)
+        assert marked(store) == word == mark_of(store)
+        assert len(word) == 32
+        assert marked(Folder(tmp_path / "another")) != word
+        assert store.files("trials") == {}
+
+    def test_all_who_mark_a_folder_at_once_get_the_same(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            words = set(pool.map(lambda _: marked(Folder(tmp_path / "new")), range(64)))
+        assert len(words) == 1
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [MARKER]
 
 
 class TestFiles:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -345,9 +346,14 @@ class TestEnds:
         assert done.exit_code == 3
         assert "http://127.0.0.1:9 does not answer" in done.stderr
 
-    def test_health_checks_do_not_wait(self, run: Run) -> None:
+    def test_health_checks_do_not_wait(self, run: Run, database: Database) -> None:
         run("ready")
         assert "no worker was heard of" in run("ready", "--worker", code=1).stderr
+        database.write(lambda session: leases.greet(session, "worker", 1, 0))
+        assert "no node on which trials can run" in run("ready", "--worker", code=1).stderr
+        node = Node("a" * 56, "host", "10.0.0.1", cpus=1, gpus=0, memory_gib=1)
+        database.write(partial(nodes.record, worker="worker", seen=[node]))
+        run("ready", "--worker")
         began = time.monotonic()
         assert CliRunner().invoke(app, ["ready", "--url", "http://127.0.0.1:9"]).exit_code == 3
         assert time.monotonic() - began < 1.5, "asked once"

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from service.queue.cluster import Machine, Versions
+from service.storage import MARKER
 from workers.node import notes
-from workers.node.notes import MARKER, Folder, HeadNote, NodeNote, complain, misfits
+from workers.node.notes import Folder, HeadNote, NodeNote, complain, misfits
 
 SAME = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
 HEAD = HeadNote("head", SAME, 1000.0)

@@ -15,9 +15,10 @@ import pytest
 from service.queue.cluster import Machine, Versions, machine_as_json, nodes_from_json
 from service.queue.nodes import AtWork, by_node
 from service.specs.states import NodeState
+from service.storage import MARKER
 from tests.workers.conftest import wait_for
 from workers.node import observer
-from workers.node.notes import MARKER, Folder, HeadNote, NodeNote
+from workers.node.notes import Folder, HeadNote, NodeNote
 from workers.node.observer import Answer, Books, Observer, Questions
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")

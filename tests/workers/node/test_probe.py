@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from service.queue.cluster import Machine, Versions
+from service.storage import MARKER
 from workers.node import probe
-from workers.node.notes import MARKER, Folder, HeadNote, NodeNote
+from workers.node.notes import Folder, HeadNote, NodeNote
 from workers.node.probe import Outcome, Verdict, compare_clocks, judge
 from workers.node.scratch import NODE_DATA
 

@@ -18,8 +18,8 @@ import pytest
 
 from service.queue.cluster import Node, nodes_as_json
 from service.specs.states import NodeState
+from service.storage import MARKER
 from tests.workers.conftest import wait_for
-from workers.node.notes import MARKER
 from workers.node.processes import spawn
 from workers.worker import observation
 from workers.worker.observation import Observation

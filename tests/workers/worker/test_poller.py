@@ -35,12 +35,13 @@ from service.queue.leases import Lease
 from service.queue.shares import Amount, Demand
 from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings
-from service.storage import remove_checkpoints
+from service.storage import MARKER, remove_checkpoints
+from service.upkeep.home import settle
 from tests.held import under
 from ttsv.results import CHECKPOINTS
 from workers.node import processes
 from workers.node.processes import identity
-from workers.worker import job_time
+from workers.worker import job_time, poller
 from workers.worker.job_time import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import STUCK, Cluster, LocalCluster
@@ -931,6 +932,30 @@ def test_database_away(lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert lab.experiment(experiment_id).state == "running"
     rig.turn_until(lambda: lab.experiment(experiment_id).fence == 2)
     rig.worker._drain()
+
+
+def test_files_that_would_be_left_where_the_api_does_not_read_them(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a folder whose mount went: nothing begins; it goes on once it is there again, and ends where it is not."""
+    monkeypatch.setattr(poller, "AWAY_SECONDS", 0.3)
+    rig = Rig(lab, SLEEP, beat_seconds=0.05)
+    settle(lab.database, rig.settings)
+    marker = lab.data_dir / MARKER
+    away = marker.rename(lab.data_dir / "away")
+    experiment_id = lab.post([0])
+    for _ in range(5):
+        rig.worker._turn()
+    assert not list(rig.worker._drivers)
+    assert caplog.text.count("nothing begins here: files of trials would be in") == 1
+    away.rename(marker)
+    rig.turn_until(lambda: list(rig.worker._drivers))
+    marker.rename(away)
+    with pytest.raises(UserError, match="TTSV_DATA_DIR"):
+        rig.turn_until(lambda: False)
+    rig.worker._drain()
+    given_back = lab.experiment(experiment_id)
+    assert (given_back.state, given_back.worker) == ("queued", None)
 
 
 def test_an_absence_of_the_database_is_held_against_no_lease(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,11 @@ def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list
         folder = tmp_path / "tmp" / f"ttsv-ray-{name}"
         folder.mkdir()
         (folder / "owner.json").write_text(json.dumps(owner))
-    left = [sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path / "tmp" / "ttsv-ray-dead")]
-    with subprocess.Popen(left, start_new_session=True) as process:
+    left = [sys.executable, "-c", "print(flush=True); input()", str(tmp_path / "tmp" / "ttsv-ray-dead")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(left, start_new_session=True, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # for a moment after its start a process has no arguments by which it is known
         cluster = LocalCluster(tmp_path, cpus=1, gpus=0)
         cluster.start()
         assert process.wait(5) == -9

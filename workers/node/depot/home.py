@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.storage import Folder, Store, open_storage
 from workers.node.scratch import node_data
 
 if TYPE_CHECKING:  # who knows databases: a trial's process loads none
@@ -58,8 +57,3 @@ def light_beacon(settings: Settings, folder: Path, node_id: str) -> Home:
         shared=settings.shared_data,
         storage=settings.storage,
     )
-
-
-def open_kept(data_dir: Path, storage: str | None) -> Store:
-    """The store that keeps the files of trials: what `TTSV_STORAGE` names, else the data folder."""
-    return Folder(data_dir) if storage is None else open_storage(storage)

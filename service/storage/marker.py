@@ -1,0 +1,48 @@
+"""The mark of a place that keeps files: a word in a file of its own, by which everybody knows that it is the same."""
+
+import io
+import secrets
+from pathlib import Path
+
+from service.storage.folder import Folder
+from service.storage.store import Store
+
+MARKER = ".ttsv-cluster"
+"""The file's name."""
+_MOST_LETTERS = 64
+
+
+def mark_of(store: Store) -> str | None:
+    """The word of a store, None where it has none. Raises `OSError` where that cannot be told."""
+    try:
+        return store.read(MARKER, 0, _MOST_LETTERS).decode(errors="replace") or None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def marked(store: Store) -> str:
+    """The word of a store, which is drawn where it has none. Raises `OSError`.
+
+    Several may draw one at once: in a folder all get the same, in an object store all later ones do.
+    """
+    if (there := mark_of(store)) is not None:
+        return there
+    word = secrets.token_hex(16)
+    if isinstance(store, Folder):
+        _write_first(store.path(MARKER), word)
+    else:
+        store.write(MARKER, io.BytesIO(word.encode()), len(word))
+    return mark_of(store) or word
+
+
+def _write_first(marker: Path, word: str) -> None:
+    """Writes the file as a whole, unless somebody did meanwhile."""
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    fresh = marker.with_name(f"{MARKER}-{secrets.token_hex(4)}")
+    try:
+        fresh.write_text(word)
+        marker.hardlink_to(fresh)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""The one place where the files of trials are: the API's, which workers must share to leave files where it reads them.
+
+The first API on a database writes the mark of that place into it. Whoever comes with another place is refused, and a
+worker of a database without a mark is believed.
+"""
+
+import logging
+import socket
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Session
+
+from service.database import Home
+from service.database.engine import Database
+from service.errors import UserError
+from service.settings import Settings
+from service.storage import Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
+
+logger = logging.getLogger(__name__)
+
+_ONLY = 1
+
+
+def settle(database: Database, settings: Settings) -> None:
+    """Makes the settings' place the one of the database if that has none, as an API does when it starts.
+
+    Also where its data folder was it, and `TTSV_STORAGE` is new: it reads both. Raises `UserError` where the database
+    has another place. Database or store may be away: then the next start does it.
+    """
+    try:
+        with database.read() as session:
+            home = session.get(Home, _ONLY)
+        into_store = (
+            home is not None and settings.storage is not None and home.mark == mark_of(Folder(settings.data_dir))
+        )
+        if (home is None or into_store) and _answers(settings):
+            _write(database, settings, over=into_store)
+    except (DBAPIError, OSError) as error:
+        logger.warning("where the files of trials are cannot be noted now: %s", error)
+    refuse_elsewhere(database, settings)
+
+
+def move_here(database: Database, settings: Settings) -> str:
+    """Makes the settings' place the one of the database, whatever it was; returns its name. Raises `OSError`."""
+    _write(database, settings, over=True)
+    return _place(settings)
+
+
+def refuse_elsewhere(database: Database, settings: Settings) -> None:
+    """Raises `UserError` where these settings would leave files where the API does not read them."""
+    try:
+        with database.read() as session:
+            known = session.get(Home, _ONLY) is not None
+        if known and _answers(settings) and (problem := problem_of(database, settings)) is not None:
+            raise UserError(problem)
+    except (DBAPIError, OSError) as error:
+        logger.warning("whether the files of trials are where the API reads them cannot be told: %s", error)
+
+
+def problem_of(database: Database, settings: Settings) -> str | None:
+    """Why files that these settings keep are not where the API reads them; None: they are, or it has no mark.
+
+    Raises `OSError` where the place cannot be read, `DBAPIError` where the database does not answer.
+    """
+    with database.read() as session:
+        home = session.get(Home, _ONLY)
+    if home is None or mark_of(open_kept(settings.data_dir, settings.storage)) == home.mark:
+        return None
+    return (
+        f"files of trials would be in {_place(settings)}, and the API of this database has them in {home.place}: "
+        "another folder or store, or one that is not mounted here. Set TTSV_DATA_DIR and TTSV_STORAGE alike for API "
+        "and workers; where the files are here now, run `ttsv migrate --here` first"
+    )
+
+
+def _write(database: Database, settings: Settings, *, over: bool) -> None:
+    mark, place = marked(open_kept(settings.data_dir, settings.storage)), _place(settings)
+
+    def write(session: Session) -> None:
+        if over or session.get(Home, _ONLY) is None:
+            session.merge(Home(id=_ONLY, mark=mark, place=place))
+
+    try:
+        database.write(write)
+    except IntegrityError:  # another API did at the same time
+        if over:
+            raise
+
+
+def _answers(settings: Settings) -> bool:
+    """Whether the store does, which else is waited for longer than anybody's start may take."""
+    if settings.storage is None or "://" not in settings.storage:
+        return True
+    if (problem := bucket_problem(settings.storage)) is not None:
+        logger.warning("the store of trials' files (TTSV_STORAGE) %s", problem)
+    return problem is None
+
+
+def _place(settings: Settings) -> str:
+    """What people know the place by."""
+    if settings.storage is not None and "://" in settings.storage:
+        return without_secrets(settings.storage)
+    return f"{settings.storage or settings.data_dir.resolve()} on {socket.gethostname()}"

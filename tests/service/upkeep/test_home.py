@@ -1,0 +1,187 @@
+"""Who would leave files where the API does not read them is refused, and nobody else is."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.exc import OperationalError
+from typer.testing import CliRunner
+
+from service.database import Home
+from service.database.engine import Database
+from service.errors import UserError
+from service.settings import Settings
+from service.storage import MARKER
+from service.upkeep import home
+from service.upkeep.home import move_here, problem_of, refuse_elsewhere, settle
+from service.upkeep.migrate import migrate
+from workers.cli.__main__ import app
+
+At = Callable[[str], Settings]
+
+
+@pytest.fixture
+def at(tmp_path: Path, database_url: str) -> At:
+    """Settings of the same database with a data folder of this name."""
+
+    def settings(name: str) -> Settings:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return Settings(data_dir=tmp_path / name, database_url=database_url)
+
+    return settings
+
+
+class TestFolders:
+    def test_the_api_s_folder_is_the_one(self, database: Database, at: At) -> None:
+        refuse_elsewhere(database, at("elsewhere"))  # no API was there yet: nobody can tell
+        settle(database, at("api"))
+        settle(database, at("api"))
+        refuse_elsewhere(database, at("api"))
+        for come in (refuse_elsewhere, settle):
+            with pytest.raises(UserError) as refused:
+                come(database, at("elsewhere"))
+            words = str(refused.value)
+            assert str(at("elsewhere").data_dir) in words
+            assert str(at("api").data_dir) in words
+            assert "TTSV_DATA_DIR" in words
+            assert "ttsv migrate --here" in words
+        assert not (at("elsewhere").data_dir / MARKER).exists()
+
+    def test_the_same_folder_by_another_path_and_one_that_moved(
+        self, database: Database, at: At, tmp_path: Path
+    ) -> None:
+        settle(database, at("api"))
+        (tmp_path / "mounted").symlink_to(tmp_path / "api")
+        refuse_elsewhere(database, at("mounted"))
+        shutil.copytree(tmp_path / "api", tmp_path / "copied")
+        settle(database, at("copied"))
+
+    def test_a_mount_that_is_missing(self, database: Database, at: At) -> None:
+        settle(database, at("api"))
+        (at("api").data_dir / MARKER).unlink()
+        assert problem_of(database, at("api")) is not None
+        with pytest.raises(UserError, match="not mounted here"):
+            settle(database, at("api"))
+
+    def test_a_disk_that_cannot_be_read_tells_nothing(
+        self, database: Database, at: At, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settle(database, at("api"))
+        marker = at("api").data_dir / MARKER
+        marker.unlink()
+        marker.mkdir()  # reading it is an error of the system
+        with pytest.raises(OSError, match="directory"):
+            problem_of(database, at("api"))
+        with caplog.at_level(logging.WARNING):
+            refuse_elsewhere(database, at("api"))
+        assert "cannot be told" in caplog.text
+
+    def test_two_apis_at_once(self, database: Database, at: At) -> None:
+        def come(name: str) -> bool:
+            try:
+                settle(database, at(name))
+            except UserError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            came = list(pool.map(come, ["one", "two"] * 4))
+        assert came in ([True, False] * 4, [False, True] * 4)
+        with database.read() as session:
+            assert session.scalar(select(func.count()).select_from(Home)) == 1
+
+    def test_database_away(self, database: Database, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+        settle(database, at("api"))
+
+        def away() -> None:
+            raise OperationalError("SELECT", {}, Exception("away"))
+
+        monkeypatch.setattr(database, "read", away)
+        settle(database, at("elsewhere"))  # it is looked at again at the next start
+        refuse_elsewhere(database, at("elsewhere"))
+
+
+class TestStores:
+    def test_a_store_that_is_set_later(self, database: Database, at: At, tmp_path: Path) -> None:
+        settle(database, at("api"))
+
+        def stored(name: str, store: str = "store") -> Settings:
+            return at(name).model_copy(update={"storage": str(tmp_path / store)})
+
+        for come in (refuse_elsewhere, settle):
+            with pytest.raises(UserError, match="store"):
+                come(database, stored("other"))  # which cannot read what is in the folder
+        with pytest.raises(UserError, match="store"):
+            refuse_elsewhere(database, stored("api"))  # before the API
+        settle(database, stored("api"))
+        refuse_elsewhere(database, stored("other"))
+        for come in (refuse_elsewhere, settle):
+            with pytest.raises(UserError, match="TTSV_STORAGE"):
+                come(database, at("api"))
+            with pytest.raises(UserError, match="TTSV_STORAGE"):
+                come(database, stored("other", "another"))
+        assert str(at("api").data_dir) in move_here(database, at("api"))
+        settle(database, at("api"))
+
+    def test_a_bucket(self, database: Database, at: At, s3_server: str) -> None:
+        from pyarrow.fs import FileSystem
+
+        filesystem, _ = FileSystem.from_uri(f"s3://homes?{s3_server}")
+        for bucket in ("homes", "others"):
+            filesystem.create_dir(bucket)
+
+        def stored(place: str) -> Settings:
+            return at("api").model_copy(update={"storage": f"s3://{place}?{s3_server}"})
+
+        settle(database, stored("homes/lab"))
+        refuse_elsewhere(database, stored("homes/lab"))
+        for place in ("homes/other", "others/lab"):
+            with pytest.raises(UserError, match=f"s3://{place}, and the API .* s3://homes/lab") as refused:
+                refuse_elsewhere(database, stored(place))
+            assert "=" not in str(refused.value)  # options of the URL may be keys
+
+    def test_a_silent_bucket_is_not_waited_for(
+        self, database: Database, at: At, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(home, "bucket_problem", lambda place: "does not answer within 10 s")
+        silent = at("api").model_copy(update={"storage": "s3://homes/lab?endpoint_override=127.0.0.1:9"})
+        settle(database, silent)
+        with database.read() as session:
+            assert session.get(Home, 1) is None
+        settle(database, at("api"))
+        refuse_elsewhere(database, silent)
+
+
+class TestCommands:
+    @pytest.fixture
+    def database_url(self, sqlite_url: str) -> str:
+        return sqlite_url
+
+    def test_what_a_user_sees(self, database_url: str, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+        database = Database(database_url)
+        migrate(database)
+        settle(database, at("api"))
+        database.close()
+
+        def ttsv(*words: str) -> tuple[int, str]:
+            environment = {"TTSV_DATABASE_URL": database_url, "TTSV_DATA_DIR": str(at("elsewhere").data_dir)}
+            done = CliRunner().invoke(app, list(words), env=environment)
+            return done.exit_code, done.output
+
+        for command in ("api", "worker"):
+            code, says = ttsv(command)
+            assert code == 1, says
+            assert "ttsv: files of trials would be in" in says
+        assert ttsv("migrate")[0] == 0
+        assert ttsv("worker")[0] == 1
+        code, says = ttsv("migrate", "--here")
+        assert code == 0
+        assert f"the files of trials are in {at('elsewhere').data_dir} on " in says
+        monkeypatch.setattr("uvicorn.run", lambda *_, **__: None)
+        assert ttsv("api")[0] == 0
