@@ -4,13 +4,15 @@
 
 On SQLite and on PostgreSQL. A decision reads who contends, divides 1,000 places on 125 nodes of 8 GPUs among them, with
 all that ran lately remembered, and reads the next trial of one of them; its parts are timed alone, and all are asked
-again with a hundredth of the trials: no part may grow with the queue. Then trials go from claimed to finished as a
-driver records them, one at a time: started, ten epochs, result. And four workers at once, each with an experiment and
-eight places, do nothing but claim, start and finish trials for some seconds: so many are recorded a second at most, and
-so long it takes until a result is known to be stored, 99 of 100 below. Then the four offer, whether or not the database
-keeps up, the trials a second that are asked of it (100 of SQLite, 300 of PostgreSQL), once each has made its statements
-with the first eight: how long it takes then. Five seeds are a cell. The record is
-`scheduling`.
+again with a hundredth of the trials: no part may grow with the queue. A share is the whole of what a worker does twice
+a second (`Scheduler.share`) while some 1,000 trials run, of which a twentieth makes room for others between two of
+them. It is timed on the wall, and by the processor time of its thread, which what else runs lengthens less, and which
+has nothing of PostgreSQL's server. Then trials go from claimed to finished as a driver records them, one at a time:
+started, ten epochs, result. And four workers at once, each with an experiment and eight places, do nothing but claim,
+start and finish trials for some seconds: so many are recorded a second at most, and so long it takes until a result is
+known to be stored, 99 of 100 below. Then the four offer, whether or not the database keeps up, the trials a second that
+are asked of it (100 of SQLite, 300 of PostgreSQL), once each has made its statements with the first eight: how long it
+takes then. Five seeds are a cell. The record is `scheduling`.
 """
 
 import gc
@@ -21,34 +23,45 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
-from sqlalchemy import insert, text
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.orm import Session
 
 from fill import epoch_metrics, result_row
 from hosting import databases
 from measuring import keep, median, parser
-from service.database import Experiment, ExperimentState, TrialState
+from service.database import Experiment, ExperimentState, Trial, TrialState
 from service.database.engine import Database
 from service.queue import driver_reads, leases
+from service.queue.cluster import GPUS, Node
 from service.queue.contenders import Specs, contenders
+from service.queue.nodes import needs_of, record
 from service.queue.shares import Amount, Usage, allocate
+from service.settings import Settings
 from service.specs.spec import ExperimentSpec
 from service.upkeep.migrate import migrate
 from ttsv.config.trial import TrialConfig
 from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport, ResultReport
+from workers.worker import scheduler as scheduler_module
+from workers.worker.drivers import Drivers
+from workers.worker.scheduler import Scheduler
 
 NODES = [Amount(64, 8, 512)] * 125
 EPOCHS = 10
+WARM_UP = 20
+"""Decisions before any is timed: the nodes fill, and who is short is remembered."""
 SLOTS = 8
 """Of each worker."""
 OFFERED = {"sqlite": 100.0, "postgresql": 300.0}
@@ -57,6 +70,8 @@ SEEDS = 5
 """Of a cell, whose mean is made anew with each of its results."""
 
 T = TypeVar("T")
+_Stand = tuple[int, int, str, list[int]]
+"""A trial's experiment and number, and the host and cards that it is on."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,7 @@ def measured(kind: str, experiments: int, trials: int, turns: int, crowd: Crowd)
             parts["decision"].append(time.perf_counter() - began)
         figures = {f"{name} ms": 1000 * (median(seconds) or 0) for name, seconds in parts.items()}
         figures["decision p99 ms"] = _percentile(parts["decision"], 99)
+        figures |= _shared(database, turns)
         figures["trials a second"] = _record(database, lease, min(trials, turns))
         database.close()
         with ProcessPoolExecutor(crowd.workers, multiprocessing.get_context("spawn")) as pool:
@@ -129,6 +145,130 @@ def measured(kind: str, experiments: int, trials: int, turns: int, crowd: Crowd)
         figures[f"result p50 ms, {crowd.rate:g} a second offered"] = _percentile(offered, 50)
         figures[f"result p99 ms, {crowd.rate:g} a second offered"] = _percentile(offered, 99)
         return figures
+
+
+class _Told:
+    """A driver that hears of its share, and runs so many trials."""
+
+    def __init__(self, lease: leases.Lease) -> None:
+        self.lease, self.slots, self.shunned = lease, 0, frozenset[str]()
+
+    def tell(
+        self, slots: int, most: int, shunned: Sequence[str] = (), staying: Mapping[str, int] | None = None
+    ) -> None:
+        self.slots, self.shunned = slots, frozenset(shunned)
+
+
+class _AllTold(list[_Told]):
+    """A worker's drivers, none of which ever dies."""
+
+    def start(self, lease: leases.Lease) -> _Told:
+        self.append(_Told(lease))
+        return self[-1]
+
+    def trouble(self, experiment_id: int) -> None:
+        return None
+
+
+class _Pool:
+    """Full nodes: each trial is on the emptiest that has room for it, as Ray puts them, and on cards of it."""
+
+    def __init__(self, database: Database, told: _AllTold, needs: Mapping[int, Amount]) -> None:
+        self._database, self._told, self._needs = database, told, needs
+        self._cards = {f"node-{number}": [1.0] * int(node.gpus) for number, node in enumerate(NODES)}
+        self._cpus = {f"node-{number}": node.cpus for number, node in enumerate(NODES)}
+        self._running: list[_Stand] = []
+        self._begun: Counter[int] = Counter()
+        self._ended: defaultdict[int, list[int]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def turn(self, rng: random.Random) -> None:
+        """A twentieth of all is to run again, and drivers begin what they may and what has room."""
+        rng.shuffle(self._running)
+        ending = [self._running.pop() for _ in range(len(self._running) // 20)]
+        for number, trial, host, cards in ending:
+            self._take(number, host, cards, -1)
+            self._ended[number].append(trial)
+        waiting = [driver for driver in self._told for _ in range(driver.slots)]
+        counts, begun = Counter(number for number, *_ in self._running), []
+        rng.shuffle(waiting)
+        for driver in waiting:
+            number = driver.lease.experiment_id
+            if counts[number] < driver.slots and (place := self._place(number, driver.shunned)) is not None:
+                counts[number] += 1
+                begun.append((number, self._next(number), *place))
+        self._running += begun
+        self._database.write(partial(self._write, ending=ending, begun=begun))
+
+    def _next(self, number: int) -> int:
+        if self._ended[number]:
+            return self._ended[number].pop(0)
+        self._begun[number] += 1
+        return self._begun[number]
+
+    def _place(self, number: int, shunned: Collection[str]) -> tuple[str, list[int]] | None:
+        cpus, gpus, _ = self._needs[number]
+        for host in sorted(self._cards, key=lambda host: -sum(self._cards[host])):
+            fitting = [at for at, left in enumerate(self._cards[host]) if left >= min(gpus, 1.0)]
+            fitting = sorted(fitting, key=lambda at: self._cards[host][at])[: max(1, int(gpus))]
+            if host not in shunned and self._cpus[host] >= cpus and len(fitting) >= gpus:
+                self._take(number, host, fitting, 1)
+                return host, fitting
+        return None
+
+    def _take(self, number: int, host: str, cards: Sequence[int], sign: int) -> None:
+        self._cpus[host] -= sign * self._needs[number].cpus
+        for at in cards:
+            self._cards[host][at] -= sign * min(self._needs[number].gpus, 1.0)
+
+    @staticmethod
+    def _write(session: Session, ending: Sequence[_Stand], begun: Sequence[_Stand]) -> None:
+        for state, stands in ((TrialState.QUEUED, ending), (TrialState.RUNNING, begun)):
+            for number, trial, host, cards in stands:
+                values = {"state": state, "node": f"{host}{GPUS}{', '.join(map(str, cards))}"}
+                session.execute(
+                    update(Trial).where(Trial.experiment_id == number, Trial.number == trial).values(values)
+                )
+
+
+def _shared(database: Database, turns: int) -> dict[str, float]:
+    """Milliseconds of a worker's whole decision, and how many trials run meanwhile; two decisions a second."""
+    told, clock = _AllTold(), [time.monotonic()]
+    settings = Settings()
+    nodes = [Node(f"node-{at}", f"node-{at}", "", *node) for at, node in enumerate(NODES)]
+    database.write(lambda session: record(session, "pool", nodes))
+    with database.look() as session:
+        pool = _Pool(database, told, needs_of(session, session.scalars(select(Experiment.id)).all()))
+    walls, cpus, rng = list[float](), list[float](), random.Random(0)
+    gc.freeze()  # as a worker does
+    scheduler = Scheduler(settings, database, cast("Drivers", told), "pool", None, most=1000)
+    with patch.object(scheduler_module, "time", SimpleNamespace(monotonic=lambda: clock[0])):
+        for turn in range(-WARM_UP, turns):
+            clock[0] += 0.5
+            began, began_cpu = time.perf_counter(), time.thread_time()
+            assert scheduler.share(nodes)
+            if turn >= 0:
+                walls.append(time.perf_counter() - began)
+                cpus.append(time.thread_time() - began_cpu)
+            pool.turn(rng)
+    database.write(_give_back)
+    return {
+        "share running": len(pool),
+        "share ms": 1000 * (median(walls) or 0),
+        "share p99 ms": _percentile(walls, 99),
+        "share cpu ms": 1000 * (median(cpus) or 0),
+        "share cpu p99 ms": _percentile(cpus, 99),
+    }
+
+
+def _give_back(session: Session) -> None:
+    """Has all wait again that the pool had."""
+    session.execute(update(Trial).where(Trial.state == TrialState.RUNNING).values(state=TrialState.QUEUED, node=None))
+    session.execute(
+        update(Experiment).where(Experiment.worker == "pool").values(state=ExperimentState.QUEUED, worker=None)
+    )
 
 
 def _percentile(seconds: Sequence[float], percent: float) -> float:

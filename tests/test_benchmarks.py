@@ -109,6 +109,23 @@ def test_a_peak_is_all_that_a_process_prints_where_bf16_is_left_out(
     assert json.loads(capsys.readouterr().out) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["scheduling"], indirect=True)
+def test_a_workers_whole_decision_is_timed_while_its_nodes_are_full(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the clock of the worker's thread too, which is what a bound can be held to beside other programs."""
+    monkeypatch.setattr(script, "WARM_UP", 4)
+    with script.databases("sqlite", tmp_path) as url:
+        database = script.Database(url)
+        script.migrate(database)
+        script._fill(database, 10, 200)
+        found = script._shared(database, 2)
+        database.close()
+    assert found["share running"] > 500
+    assert min(found.values()) > 0
+
+
 @pytest.mark.parametrize("script", ["trajectories"], indirect=True)
 def test_trajectories_say_what_they_lack(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

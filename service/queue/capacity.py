@@ -6,7 +6,8 @@ Pure functions and plain data: `places` asks it, and decides who is kept which n
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.queue.shares import NEEDS, Amount
 
@@ -22,8 +23,7 @@ class Place:
     room: Amount
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """A trial that runs. Its node is None until it said where; `cards` are the GPUs that it has of it."""
 
     experiment_id: int
@@ -60,7 +60,7 @@ class _Node:
         if 0 < (gpus := trial.needs.gpus) < 1:
             fitting = [(used, card) for card, used in self._cards.items() if used + gpus <= 1 + _LITTLE]
             cards = (max(fitting)[1] if fitting else f"another after {len(self._cards)}",)
-        self.stand(replace(trial, cards=cards))
+        self.stand(trial._replace(cards=cards))
 
     def of(self, experiments: Collection[int]) -> list[Standing]:
         """The trials of these experiments that run here."""

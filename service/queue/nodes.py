@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, Worker, now
@@ -86,8 +87,7 @@ def listed(session: Session, limit: int) -> list[ClusterNode]:
     return [*there, *sorted(away, key=lambda row: row.seen_at, reverse=True)]
 
 
-@dataclass(frozen=True)
-class AtWork:
+class AtWork(NamedTuple):
     """A trial that runs, since its newest attempt began; `place` is the host and which of its GPUs, None until it says.
 
     `worker` is whose experiment it is; `alone`: it has a whole card where the others of its experiment share them.
@@ -126,6 +126,14 @@ _NodeSeen = TypeVar("_NodeSeen", bound=_Seen)
 
 def at_work(session: Session, project_id: int | None = None) -> list[AtWork]:
     """The trials that run; of a project (None: of all) those that its people may see."""
+    asked = {} if project_id is None else {"project": project_id}
+    # Plain rows, of a statement that is made once: a worker asks for a thousand of them twice a second.
+    rows = session.connection().execute(_working(of_project=project_id is not None), asked)
+    return list(map(AtWork._make, rows.all()))
+
+
+@cache
+def _working(*, of_project: bool) -> Select[*tuple[Any, ...]]:
     alone = and_(Trial.failure.is_not(None), Trial.failure == OUT_OF_MEMORY)
     query = (
         select(Trial.id, Trial.experiment_id, Trial.node, Trial.started_at, Experiment.worker, alone)
@@ -133,15 +141,13 @@ def at_work(session: Session, project_id: int | None = None) -> list[AtWork]:
         .where(Experiment.state == ExperimentState.RUNNING, Trial.state == TrialState.RUNNING)
         .order_by(Trial.id)
     )
-    if project_id is not None:
-        query = query.where(Experiment.project_id == project_id)
-    return [AtWork(*row) for row in session.execute(query)]
+    return query.where(Experiment.project_id == bindparam("project")) if of_project else query
 
 
-def by_node(
+def nodes_of(
     trials: Iterable[AtWork], seen: Iterable[_NodeSeen], worker_of: Callable[[_NodeSeen], str | None] = lambda _: None
-) -> dict[str, list[AtWork]]:
-    """Node -> the trials that run there; those that did not say where are left out.
+) -> list[str | None]:
+    """The node that each of the trials runs on; None of those that did not say where, or are elsewhere.
 
     A trial names its node where its host has several of one cluster (`named`). Where it does not, as there was one when
     it began, it is on the first of its host: of the worker that runs it, if that is known to have one there.
@@ -152,13 +158,27 @@ def by_node(
         by_name[named(node.host, node.id)] = node
         of_host = by_host.setdefault(node.host, {})
         of_host.setdefault(worker_of(node), node)
-    found: dict[str, list[AtWork]] = {}
+    known: dict[tuple[str, str | None], str | None] = {}
+    found = []
     for trial in trials:
-        of_host = by_host.get(trial.host, {})
-        first = next(iter(of_host.values()), None)
-        there = by_name.get(trial.host) or of_host.get(trial.worker) or first
-        if there is not None:
-            found.setdefault(there.id, []).append(trial)
+        where = host, worker = trial.host, trial.worker
+        if where not in known:
+            of_host = by_host.get(host, {})
+            first = next(iter(of_host.values()), None)
+            there = by_name.get(host) or of_host.get(worker) or first
+            known[where] = None if there is None else there.id
+        found.append(known[where])
+    return found
+
+
+def by_node(
+    trials: Sequence[AtWork], seen: Iterable[_NodeSeen], worker_of: Callable[[_NodeSeen], str | None] = lambda _: None
+) -> dict[str, list[AtWork]]:
+    """Node -> the trials that run there (`nodes_of`); those on none of them are left out."""
+    found: dict[str, list[AtWork]] = {}
+    for trial, node in zip(trials, nodes_of(trials, seen, worker_of), strict=True):
+        if node is not None:
+            found.setdefault(node, []).append(trial)
     return found
 
 
@@ -194,6 +214,8 @@ def others(session: Session, worker: str, ours: Collection[str]) -> Others:
 
 def needs_of(session: Session, experiments: Collection[int]) -> dict[int, Amount]:
     """What each trial of experiments reserves."""
+    if not experiments:
+        return {}
     asked, usual = Experiment.spec["resources"], Resources()
     columns = [asked[name].as_float() for name in ("cpus", "gpus", "memory_gib")]
     found = session.execute(select(Experiment.id, *columns).where(Experiment.id.in_(experiments)))

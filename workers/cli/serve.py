@@ -1,5 +1,6 @@
 """The commands that run the service: `ttsv serve`, `migrate`, `api`, `worker`, `ready`, `demo`."""
 
+import gc
 import os
 from contextlib import closing
 from pathlib import Path
@@ -135,7 +136,9 @@ def worker(
     refuse_unmigrated(database, newer=False)
     refuse_elsewhere(database, settings)
     with webhooks, Upkeep(settings, database):
-        unfinished = Worker(settings, database, allocation=time_given).run()
+        polling = Worker(settings, database, allocation=time_given)
+        gc.freeze()  # what was imported stays: to look through it for garbage takes three decisions' time
+        unfinished = polling.run()
     if unfinished:
         if not requeue:
             raise typer.Exit(UNFINISHED)

@@ -179,16 +179,15 @@ class Scheduler:
             needs = {demand.experiment_id: demand.needs for demand in ours}
             running = [one for one in running if one.experiment_id in needs or one.worker in self._sharing]
             needs |= nodes.needs_of(session, {one.experiment_id for one in running} - needs.keys())
-        found = nodes.by_node(running, [node for node in seen if node.alive])
-        where = {trial.id: node for node, trials in found.items() for trial in trials}
+        where = nodes.nodes_of(running, [node for node in seen if node.alive])
         return [
             Standing(
                 trial.experiment_id,
-                where.get(trial.id, None if trial.place is None else _ELSEWHERE),
+                node or (None if trial.place is None else _ELSEWHERE),
                 _needs_of(trial, needs[trial.experiment_id]),
                 trial.cards,
             )
-            for trial in running
+            for trial, node in zip(running, where, strict=True)
         ]
 
     def _newest_at_work(self, session: Session, ours: Sequence[Demand] = ()) -> list[AtWork]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import event, update
 from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, now
@@ -263,6 +263,14 @@ class TestOthers:
             api.post("/v1/experiments", json={"name": "x", "base": base, "resources": resources})
         with database.read() as session:
             assert nodes.needs_of(session, [1, 2, 9]) == {1: amount(Resources()), 2: Amount(2, 0.5, 3)}
+
+    def test_of_none_nothing_is_asked(self, database: Database) -> None:
+        """A worker decides twice a second, and mostly knows what its trials reserve."""
+        sent = list[str]()
+        event.listen(database.engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+        with database.read() as session:
+            assert nodes.needs_of(session, set()) == {}
+        assert not any("spec" in statement for statement in sent)
 
 
 def test_prometheus_is_told_of_those_that_are_there(api: TestClient, database: Database) -> None:
