@@ -6,9 +6,11 @@ import dataclasses
 import errno
 import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,29 +104,74 @@ def untimed(plain: Any) -> Any:
     return plain
 
 
+class Writes:
+    """Files below a folder that are opened to be written, in their order; at one of them the disk becomes full.
+
+    So many bytes are left then.
+    """
+
+    def __init__(self, folder: Path, full_at: int | None = None, room: int = 0) -> None:
+        self.folder, self.full_at, self.room = folder, full_at, room
+        self.names = list[str]()
+        self.filler: Path | None = None
+
+    def __enter__(self) -> Writes:
+        _watching.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _watching.remove(self)
+
+    def see(self, path: str) -> None:
+        """One is opened."""
+        if self.filler is None and path.startswith(f"{self.folder}/"):
+            self.names.append(re.sub(r"(?<![a-z])[0-9a-f]{8,}|\d+", "N", path.removeprefix(f"{self.folder}/")))
+            if len(self.names) - 1 == self.full_at:
+                self.filler = self.folder / "filler"
+                leave(self.folder, self.room)
+
+
+_watching = list[Writes]()
+
+
+def _hear(event: str, given: tuple[Any, ...]) -> None:
+    if _watching and event == "open" and isinstance(given[0], str) and given[2] & (os.O_WRONLY | os.O_RDWR):
+        _watching[-1].see(given[0])
+
+
+sys.addaudithook(_hear)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("points", [2, pytest.param(20, marks=pytest.mark.deep)])
-def test_full_from_some_moment_on(trainable: TrialTrainable, disk: Path, points: int) -> None:
+@pytest.mark.parametrize(
+    ("room", "every"),
+    [(0, False), *(pytest.param(room, True, marks=pytest.mark.deep) for room in (0, 4096))],
+)
+def test_full_at_each_write(trainable: TrialTrainable, disk: Path, room: int, every: bool) -> None:
+    """From the first byte of a file on, or within it, or of the next one if it is small."""
     last(trainable, disk, trial_id=1)  # which leaves what is shared by all
-    before = free(disk)
-    whole = last(trainable, disk, trial_id=2)
+    with Writes(disk) as written:
+        whole = last(trainable, disk, trial_id=3)
     assert isinstance(whole, ResultReport)
-    needed = before - free(disk)
-    for trial_id in (1, 2):
-        shutil.rmtree(disk / "trials" / str(trial_id))
-    for point in range(points):
-        filler = leave(disk, needed * point // points)
-        hindered = last(trainable, disk, trial_id=3)
-        assert isinstance(hindered, HinderedReport), (point, hindered)
-        assert socket.gethostname() in hindered.message
-        filler.unlink()
+    shutil.rmtree(disk / "trials")
+    points = [
+        written.names.index(name) for name in written.names if name.endswith(("model.json.tmp", "/evaluation.json"))
+    ]
+    for point in range(len(written.names)) if every else points:
+        with Writes(disk, full_at=point, room=room) as until:
+            hindered = last(trainable, disk, trial_id=3)
+        assert until.filler is not None, (point, until.names)
+        until.filler.unlink()
+        assert isinstance(hindered, HinderedReport) or (room and point == len(written.names) - 1), until.names[-1]
+        if isinstance(hindered, HinderedReport):
+            assert socket.gethostname() in hindered.message
         again = last(trainable, disk, trial_id=3, attempt=1)
-        assert isinstance(again, ResultReport), (point, again)
-        assert figures(again) == figures(whole)
+        assert isinstance(again, ResultReport), (until.names[-1], again)
+        assert figures(again) == figures(whole), until.names[-1]
         for file in again.artifacts:
             content = (disk / file["path"]).read_bytes()
-            assert (len(content), hashlib.sha256(content).hexdigest()) == (file["size"], file["sha256"])
-        shutil.rmtree(disk / "trials" / "3")
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (file["size"], file["sha256"]), until.names
+        shutil.rmtree(disk / "trials")
 
 
 def test_a_disk_that_may_only_be_read(trainable: TrialTrainable, disk: Path) -> None:
