@@ -221,15 +221,14 @@ class Monkey:
         mishaps = ["freeze"]
         if self.site.postgres is not None:
             mishaps += ["cut", "silence", "swallow"]
-        if self.site.mounted:
-            mishaps.append("disk")
+        mishaps += self.site.disks
         mishap = self._random.choice(mishaps)
         proxy = None if self.site.postgres is None else self.site.postgres.proxy
         if mishap == "freeze":
             self._freeze()
-        elif mishap == "disk":
-            if self.site.fill_disk(3):
-                self._say("disk full", "for 3 s")
+        elif mishap in self.site.disks:
+            if self.site.fill_disk(mishap, 3):
+                self._say(f"{mishap} full", "for 3 s")
         elif proxy is not None and mishap == "cut":
             proxy.cut(2)
             self._say("database cut", "for 2 s")

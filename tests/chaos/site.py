@@ -65,6 +65,9 @@ class Postgres:
         engine = create_engine(url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text("CREATE DATABASE chaos"))
+            for name, mib in (("max_wal_size", 64), ("min_wal_size", 32)):  # its disk is a small one
+                connection.execute(text(f"ALTER SYSTEM SET {name} = '{mib}MB'"))
+            connection.execute(text("SELECT pg_reload_conf()"))
         engine.dispose()
         directory = url.query["host"]
         assert isinstance(directory, str)
@@ -124,9 +127,15 @@ class Site:
         self.data, self.notes = self.folder / "data", self.folder / "notes"
         for folder in (self.data, self.notes, self.folder / "node", self.folder / "rival"):
             folder.mkdir()
-        self.mounted = disk_mib is not None and self._mount(disk_mib)
+        self.disks: dict[str, Path] = {}
+        """Small disks that may be filled, by whose they are."""
+        self._mount("disk", self.data, disk_mib)
         self.unshared, self.cpus = unshared, cpus
-        self.postgres = Postgres(self.folder / "pg") if kind == "postgresql" and self._make("pg") else None
+        self.postgres = None
+        if kind == "postgresql":
+            self._make("pg")
+            self._mount("database's disk", self.folder / "pg", disk_mib)
+            self.postgres = Postgres(self.folder / "pg")
         self.url = f"sqlite:///{self.data / 'ttsv.db'}" if self.postgres is None else self.postgres.url
         self.token, self.copied_token = self.data / "token", self.folder / "node" / "token"
         api_port, head_port = free_ports(2)
@@ -174,18 +183,16 @@ class Site:
         mount = f"hostname {SECOND} && mount -t tmpfs -o size=256m tmpfs '{self.data}' && exec \"$@\""
         return ["unshare", "--mount", "--uts", "sh", "-c", mount, "sh"]
 
-    def _make(self, name: str) -> bool:
+    def _make(self, name: str) -> None:
         (self.folder / name).mkdir()
         (self.folder / name).chmod(0o755)
-        return True
 
-    def _mount(self, mib: int) -> bool:
-        """A small disk of the data folder's own, where we may make one."""
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(self.data)]
-        try:
-            return subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        except OSError:
-            return False
+    def _mount(self, name: str, folder: Path, mib: int | None) -> None:
+        """Makes a small disk of a folder, where we may."""
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=755", "tmpfs", str(folder)]
+        with contextlib.suppress(OSError):
+            if mib is not None and subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+                self.disks[name] = folder
 
     def start(self) -> None:
         """Brings everything up."""
@@ -369,10 +376,9 @@ class Site:
                 return len(found) >= 2
         return False
 
-    def fill_disk(self, seconds: float) -> bool:
-        """Takes all that is left of the data folder's disk, for so long; whether it was not full so already."""
-        assert self.mounted, "the disk of somebody else would be filled"
-        filler = self.data / "filler"
+    def fill_disk(self, name: str, seconds: float) -> bool:
+        """Takes all that is left of one of our disks, for so long; whether it was not full so already."""
+        filler = self.disks[name] / "filler"
         if filler.exists():
             return False
 
@@ -404,6 +410,6 @@ class Site:
                 process.kill()
         if self.postgres is not None:
             self.postgres.close()
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.data)], check=False)
+        for folder in self.disks.values():
+            subprocess.run(["umount", "-l", str(folder)], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -40,7 +40,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 class Fake:
     """A site of which trials and drivers are away for fifteen seconds after anything was killed that they need."""
 
-    postgres, mounted = object(), False
+    postgres, disks = object(), dict[str, Path]()
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = self._down = 0.0
