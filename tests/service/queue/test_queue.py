@@ -1240,6 +1240,8 @@ class TestWorkers:
         assert [experiment.waiting for experiment in table(Experiment)] == [None, None]
         write(database, leases.part, "here")
         assert [experiment.waiting for experiment in table(Experiment)] == [None, "no worker is there"]
+        write(database, leases.greet, "back", 1, 0)  # which may look at others for long
+        assert [experiment.waiting for experiment in table(Experiment)] == [None, None]
 
     def test_one_that_was_killed_long_ago_is_forgotten(self, database: Database, table: Table) -> None:
         for name in ("killed", "quiet", "here"):
