@@ -5,7 +5,8 @@
 Two workers: one stands still with all that it runs, as if it were a machine that is away (of one on its own machine a
 worker sees the end at once), until the other runs its trials. One worker and a second node, four places in all: an
 urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
-endless grids; a cancelling, until no process is left of it; a drain, until no process is left at all; and Ray's GCS,
+endless grids, two of projects of which one weighs three times as much, and two of one person of which one has the
+higher priority; a cancelling, until no process is left of it; a drain, until no process is left at all; and Ray's GCS,
 or the head's raylet, that stands still for good, until trials begin in the cluster that is started anew. With four
 times as many places, room that shares leave over, lent to a grid and given back. `--quick` has leases and trials short,
 to see that it works: no bound, no record. Ends with code 1 where a bound is missed.
@@ -27,16 +28,29 @@ from typing import Any, TypeVar
 
 import psutil
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from service.client import Client
-from service.database import Trial, TrialState, now
+from service.database import Experiment, Project, Trial, TrialState, now
 from service.database.engine import Database
 from service.queue.places import SHORT_SECONDS
 from tests.chaos.program import PROCESS
 from tests.chaos.site import QUICK, Site
 
 RECORDS = Path(__file__).with_name("pools.jsonl")
-NAMES = ("takeover", "urgent", "preempting", "shares", "lending", "cancel", "drain", "gcs", "raylet")
+NAMES = (
+    "takeover",
+    "urgent",
+    "preempting",
+    "shares",
+    "weights",
+    "priorities",
+    "lending",
+    "cancel",
+    "drain",
+    "gcs",
+    "raylet",
+)
 SITES: dict[str, dict[str, Any]] = {"takeover": {"rival": True}, "lending": {"cpus": 8}}
 """What another site has than one worker and a second node of two places each."""
 STANDSTILL_SECONDS = 240.0
@@ -72,6 +86,17 @@ class Bench:
         spec = {"name": f"pool {self.posted}", "base": base, "grid": {"seed": list(range(trials))}, **more}
         return self.client.submit(spec).id
 
+    def give(self, experiment: int, weight: float) -> None:
+        """Gives an experiment to a project of its own that weighs so much."""
+
+        def write(session: Session) -> None:
+            project = Project(name=f"of experiment {experiment}", weight=weight)
+            session.add(project)
+            session.flush()
+            session.get_one(Experiment, experiment).project_id = project.id
+
+        self.database.write(write)
+
     def trials(self, *experiments: int) -> list[Trial]:
         """All of them, as they are now."""
         with self.database.read() as session:
@@ -100,6 +125,8 @@ def main() -> int:
         "urgent": urgent,
         "preempting": preempting,
         "shares": shares,
+        "weights": weights,
+        "priorities": priorities,
         "lending": lending,
         "cancel": cancel,
         "drain": drain,
@@ -169,6 +196,31 @@ def shares(bench: Bench, lengths: Lengths) -> dict[str, Any]:
     had, idle = _ten_ends(bench, places, *both)
     share = had[both[0]] / had.total()
     return {"share": round(share, 3), "bound": "0.45 to 0.55", "idle": idle, "kept": abs(share - 0.5) <= 0.05}
+
+
+def weights(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """The same of grids of two projects, of which the second weighs so much that all places but one are due to it."""
+    places = 2 * bench.site.cpus
+    both = [bench.post(400, lengths.short) for _ in range(2)]
+    for one, weight in zip(both, (1.0, places - 1.0), strict=True):
+        bench.give(one, weight)
+    _wait(lambda: all(_all(bench.training(one), due) for one, due in zip(both, (1, places - 1), strict=True)))
+    had, idle = _ten_ends(bench, places, *both)
+    share, due = had[both[0]] / had.total(), 1 / places
+    bound = f"{0.9 * due:g} to {1.1 * due:g}"
+    return {"share": round(share, 3), "bound": bound, "idle": idle, "kept": abs(share - due) <= 0.1 * due}
+
+
+def priorities(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """The share of the more urgent of one person's two grids, once what ran before it has ended."""
+    places = 2 * bench.site.cpus
+    low = bench.post(400, lengths.short)
+    _wait(lambda: _all(bench.training(low), places))
+    high = bench.post(400, lengths.short, priority=1)
+    _wait(lambda: _all(bench.training(high), places))
+    had, idle = _ten_ends(bench, places, low, high)
+    share = had[high] / had.total()
+    return {"share": round(share, 3), "bound": "0.9 at least", "idle": idle, "kept": share >= 0.9}
 
 
 def lending(bench: Bench, lengths: Lengths) -> dict[str, Any]:
