@@ -68,6 +68,13 @@ class NodeNote:
     problem: str | None = None
 
 
+@dataclass(frozen=True)
+class Complaint:
+    """What a trial found wrong with a node that says nothing of itself; its name is Ray's id of the node."""
+
+    problem: str
+
+
 def name_here() -> str:
     """A name for one stay of this machine in a cluster."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -110,7 +117,7 @@ class Shelf(Generic[_Note]):
 
 
 class Notes:
-    """The notes of a cluster: its head's, those of nodes, those of machines that were refused.
+    """The notes of a cluster: its head's, those of nodes, those of machines that were refused, complaints of trials.
 
     Its arguments are the address of Ray's head; the token is that of the environment. Errors are Ray's
     (`ray.exceptions.RaySystemError` among them), `AuthenticationError` at once where the token is wrong.
@@ -123,22 +130,26 @@ class Notes:
         self.heads = Shelf(self.client, HeadNote, "head/")
         self.nodes = Shelf(self.client, NodeNote, "node/")
         self.refused = Shelf(self.client, NodeNote, "refused/")
+        self.complaints = Shelf(self.client, Complaint, "complaint/")
 
 
 def complain(problem: str) -> None:
     """Notes what is wrong with the node of Ray on which this process is, until it is probed again.
 
-    A node that left no note, or whose note has a problem already, stays as it is. Errors are Ray's, and `ValueError`.
+    One whose note has a problem already stays as it is; of a node that left no note the observer is told. Errors are
+    Ray's, and `ValueError`.
     """
     import ray
 
     context = ray.get_runtime_context()
     here = context.get_node_id()
     name = next(node["NodeName"] for node in ray.nodes() if node["NodeID"] == here)  # type: ignore[no-untyped-call]
-    shelf = Notes(context.gcs_address).nodes
-    note = shelf.get(name)
-    if note is not None and note.problem is None:
-        shelf.put(name, dataclasses.replace(note, problem=problem))
+    notes = Notes(context.gcs_address)
+    note = notes.nodes.get(name)
+    if note is None:
+        notes.complaints.put(here, Complaint(problem))
+    elif note.problem is None:
+        notes.nodes.put(name, dataclasses.replace(note, problem=problem))
 
 
 def misfits(

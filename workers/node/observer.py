@@ -82,6 +82,12 @@ class Questions:
                 self._ask_after[node_id] = time.monotonic() + _ASK_SOON_SECONDS
         return self._answers.get(node_id, _UNKNOWN)
 
+    def hear(self, node_id: str, problem: str) -> None:
+        """Takes a trial's word for what is wrong with a node, until that is asked again."""
+        self._pending.pop(node_id, None)
+        self._answers[node_id] = dataclasses.replace(self._answers.get(node_id, _UNKNOWN), problem=problem)
+        self._ask_after[node_id] = time.monotonic() + ASK_AGAIN_SECONDS
+
     def forget(self, others_than: Iterable[str]) -> None:
         """Drops what is known of nodes that are gone."""
         kept = set(others_than)
@@ -216,6 +222,7 @@ class Observer:
         # Those of one host in the order in which they came: what began while the first was alone there names no other.
         infos = sorted(found, key=lambda info: info.start_time_ms)
         introduced = set(self._notes.nodes.names())
+        self._hear()
         nodes, alive, here = [], [], []
         for info in infos:
             node_id = info.node_id.hex()
@@ -241,6 +248,17 @@ class Observer:
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
         refused = self._refused([node for node in nodes if node.alive])
         return [*sorted(nodes, key=lambda node: (not node.head, node.host)), *refused]
+
+    def _hear(self) -> None:
+        """What trials complain of, where nobody but us tells of their node."""
+        for node_id in self._notes.complaints.names():
+            try:
+                complaint = self._notes.complaints.get(node_id)
+            except ValueError:  # another version's, which its node will say of itself
+                complaint = None
+            self._notes.complaints.remove(node_id)
+            if complaint is not None:
+                self._questions.hear(node_id, complaint.problem)
 
     def _tell(self) -> None:
         self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))

@@ -11,7 +11,7 @@ import pytest
 from service.queue.cluster import Machine, Versions
 from service.storage import MARKER
 from workers.node import notes
-from workers.node.notes import Folder, HeadNote, NodeNote, complain, misfits
+from workers.node.notes import Complaint, Folder, HeadNote, NodeNote, complain, misfits
 
 SAME = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
 HEAD = HeadNote("head", SAME, 1000.0)
@@ -67,8 +67,10 @@ def test_a_node_says_what_is_wrong_with_it_unless_it_says_something_already(monk
     """Of several nodes on a machine the one on which the process is."""
     note = NodeNote("gpu2-7-abc", "gpu2", Machine(SAME, (), 1.0, 1.0, None))
     left = {note.name: note, "gpu2-8-def": note}
-    shelf = SimpleNamespace(get=left.get, put=left.__setitem__)
-    monkeypatch.setattr(notes, "Notes", lambda address: {"head:6379": SimpleNamespace(nodes=shelf)}[address])
+    told = dict[str, Complaint]()
+    shelves = (SimpleNamespace(get=kept.get, put=kept.__setitem__) for kept in (left, told))
+    board = SimpleNamespace(**dict(zip(("nodes", "complaints"), shelves, strict=True)))
+    monkeypatch.setattr(notes, "Notes", lambda address: {"head:6379": board}[address])
     there = [{"NodeID": name[:6], "NodeName": name} for name in ("gpu2-8-def", note.name, "gpu3-by-hand")]
     monkeypatch.setattr("ray.nodes", lambda: there)
     for node_id, words in (("gpu2-7", "another set"), ("gpu2-7", "and one more"), ("gpu3-b", "it has no note")):
@@ -76,3 +78,4 @@ def test_a_node_says_what_is_wrong_with_it_unless_it_says_something_already(monk
         monkeypatch.setattr("ray.get_runtime_context", lambda context=context: context)
         complain(words)
     assert left == {note.name: dataclasses.replace(note, problem="another set"), "gpu2-8-def": note}
+    assert told == {"gpu3-b": Complaint("it has no note")}, "the observer is told"

@@ -18,7 +18,7 @@ from service.specs.states import NodeState
 from service.storage import MARKER
 from tests.workers.conftest import wait_for
 from workers.node import observer
-from workers.node.notes import Folder, HeadNote, NodeNote
+from workers.node.notes import Complaint, Folder, HeadNote, NodeNote
 from workers.node.observer import Answer, Books, Observer, Questions
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
@@ -47,7 +47,7 @@ class Board:
     """Notes, and the nodes that Ray knows."""
 
     def __init__(self) -> None:
-        self.heads, self.nodes, self.refused = Shelf(), Shelf(), Shelf()
+        self.heads, self.nodes, self.refused, self.complaints = Shelf(), Shelf(), Shelf(), Shelf()
         self.infos: list[Any] = []
         self.client = SimpleNamespace(get_all_node_info=lambda timeout: dict(enumerate(self.infos)))
 
@@ -73,6 +73,10 @@ class Asked:
         self.ids: list[str] = []
         self.kept: list[str] = []
         self.roused: list[str] = []
+        self.heard: dict[str, str] = {}
+
+    def hear(self, node_id: str, problem: str) -> None:
+        self.heard[node_id] = problem
 
     def answer(self, node_id: str, head: HeadNote) -> Answer:
         self.ids.append(node_id)
@@ -273,6 +277,16 @@ def test_what_left_before_is_not_told(board: Board, looking: Observer) -> None:
     assert looking.look() == []
 
 
+def test_what_a_trial_finds_wrong_with_a_node_that_says_nothing_is_heard_once(
+    board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked()
+    monkeypatch.setattr(looking, "_questions", asked)
+    board.complaints.put("0202", Complaint("another data set"))
+    looking.look()
+    assert (asked.heard, board.complaints.notes) == ({"0202": "another data set"}, {})
+
+
 def test_a_machine_that_tries_again_and_again_is_refused_once(board: Board, looking: Observer) -> None:
     for attempt in ("x-1", "x-2"):
         board.refused.put(attempt, NodeNote(attempt, "x", MACHINE, "another Python"))
@@ -410,6 +424,22 @@ class TestQuestions:
         questions.forget([])
         assert questions.answer(self.NODE, HEAD) == UNKNOWN
         assert len(ray.asked) == 2
+
+    def test_a_trials_word_holds_until_it_is_asked_again(
+        self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        questions.answer(self.NODE, HEAD)
+        ray.answer = machine_as_json(MACHINE), time.time(), True, []
+        machine = questions.answer(self.NODE, HEAD).machine
+        questions.hear(self.NODE, "another data set")
+        for _ in range(3):
+            assert questions.answer(self.NODE, HEAD) == Answer(machine, "another data set")
+        assert ray.asked == [self.NODE]
+        moment = time.monotonic() + observer.ASK_AGAIN_SECONDS
+        monkeypatch.setattr(time, "monotonic", lambda: moment)
+        questions.answer(self.NODE, HEAD)
+        assert questions.answer(self.NODE, HEAD).problem is None
+        assert ray.asked == [self.NODE] * 2
 
     def test_one_that_is_roused_runs_a_task_that_nobody_waits_for(self, ray: FakeRay, questions: Questions) -> None:
         questions.rouse(self.NODE)
