@@ -77,8 +77,11 @@ def _write(database: Database, settings: Settings, *, over: bool) -> None:
     mark, place = marked(open_kept(settings.data_dir, settings.storage)), _place(settings)
 
     def write(session: Session) -> None:
-        if over or session.get(Home, _ONLY) is None:
-            session.merge(Home(id=_ONLY, mark=mark, place=place))
+        row = Home(id=_ONLY, mark=mark, place=place)
+        if over:
+            session.merge(row)
+        elif session.get(Home, _ONLY) is None:
+            session.add(row)  # what another has added meanwhile stays
 
     try:
         database.write(write)

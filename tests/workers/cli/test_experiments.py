@@ -346,13 +346,13 @@ class TestEnds:
         assert done.exit_code == 3
         assert "http://127.0.0.1:9 does not answer" in done.stderr
 
-    def test_health_checks_do_not_wait(self, run: Run, database: Database) -> None:
+    def test_health_checks_do_not_wait(self, run: Run, stored: Database) -> None:
         run("ready")
         assert "no worker was heard of" in run("ready", "--worker", code=1).stderr
-        database.write(lambda session: leases.greet(session, "worker", 1, 0))
+        stored.write(lambda session: leases.greet(session, "worker", 1, 0))
         assert "no node on which trials can run" in run("ready", "--worker", code=1).stderr
         node = Node("a" * 56, "host", "10.0.0.1", cpus=1, gpus=0, memory_gib=1)
-        database.write(partial(nodes.record, worker="worker", seen=[node]))
+        stored.write(partial(nodes.record, worker="worker", seen=[node]))
         run("ready", "--worker")
         began = time.monotonic()
         assert CliRunner().invoke(app, ["ready", "--url", "http://127.0.0.1:9"]).exit_code == 3
