@@ -14,7 +14,7 @@ from service.database import Home
 from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
-from service.storage import Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
+from service.storage import MARKER, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,9 @@ def problem_of(database: Database, settings: Settings) -> str | None:
         return None
     return (
         f"files of trials would be in {_place(settings)}, and the API of this database has them in {home.place}: "
-        "another folder or store, or one that is not mounted here. Set TTSV_DATA_DIR and TTSV_STORAGE alike for API "
-        "and workers; where the files are here now, run `ttsv migrate --here` first"
+        f"another folder or store, or one that is not mounted here (its file {MARKER} is missing, or says otherwise). "
+        "Set TTSV_DATA_DIR and TTSV_STORAGE alike for API and workers; where the files are here now, run "
+        "`ttsv migrate --here` first"
     )
 
 
