@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic_core import from_json, to_json  # several times as fast as the package json
 from sqlalchemy import (
     ARRAY,
+    JSON,
     URL,
     ColumnElement,
     CompoundSelect,
@@ -28,8 +29,10 @@ from sqlalchemy import (
     bindparam,
     create_engine,
     event,
+    func,
     literal,
     make_url,
+    select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError
@@ -165,10 +168,14 @@ def among(
 def is_among(
     column: ColumnElement[_T] | InstrumentedAttribute[_T], name: str, *, postgres: bool
 ) -> ColumnElement[bool]:
-    """The same in a statement that is made once: the parameter of that name gives the values."""
+    """The same in a statement that is made once: the parameter of that name gives the values, as a list.
+
+    SQLite, too, takes them as one: else text and parameters are made anew with each execution.
+    """
     if postgres:
         return column == any_(bindparam(name, type_=ARRAY(column.type)))
-    return column.in_(bindparam(name, expanding=True))
+    values = func.json_each(bindparam(name, type_=JSON)).table_valued("value", name=name)
+    return column.in_(select(values.c.value))
 
 
 def driver_rows(

@@ -135,6 +135,12 @@ class Trial(Base):
         Index("ix_trials_queue", "experiment_id", "state", "turn", "number"),
         Index("ix_trials_dataset_cell", "dataset", "cell"),
         Index("ix_trials_dataset_state_cell", "dataset", "state", "cell"),
+        Index(
+            "ix_trials_running",
+            *("experiment_id", "id", "node", "failure", "started_at"),
+            sqlite_where=text("state = 'running'"),
+            postgresql_where=text("state = 'running'"),
+        ),
         {"sqlite_autoincrement": True},
     )
 

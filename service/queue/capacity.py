@@ -4,7 +4,7 @@ Pure functions and plain data: `places` asks it, and decides who is kept which n
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,16 +43,25 @@ class _Node:
         self._promises: list[Amount] = []
         self.standing: list[Standing] = []
 
-    def stand(self, trial: Standing) -> None:
-        """A trial runs here."""
-        self.standing.append(trial)
-        cpus, gpus, memory = trial.needs
-        self._cpus -= cpus
-        self._memory -= memory
-        for card in trial.cards:
-            self._cards[card] = self._cards.get(card, 0.0) + gpus / len(trial.cards)
-        if not trial.cards:
-            self._unnamed += gpus
+    def stand(self, trials: Sequence[Standing]) -> Amount:
+        """Trials run here; all that they take."""
+        self.standing += trials
+        taken_cpus = taken_gpus = taken_memory = 0.0
+        used = self._cards
+        for _, _, (cpus, gpus, memory), cards in trials:
+            taken_cpus += cpus
+            taken_gpus += gpus
+            taken_memory += memory
+            if not cards:
+                self._unnamed += gpus
+            elif len(cards) == 1:
+                used[cards[0]] = used.get(cards[0], 0.0) + gpus
+            else:
+                for card in cards:
+                    used[card] = used.get(card, 0.0) + gpus / len(cards)
+        self._cpus -= taken_cpus
+        self._memory -= taken_memory
+        return Amount(taken_cpus, taken_gpus, taken_memory)
 
     def take_in(self, trial: Standing) -> None:
         """A trial comes here whose cards nobody knows: a part of one is where it fits best, as Ray has it."""
@@ -60,7 +69,7 @@ class _Node:
         if 0 < (gpus := trial.needs.gpus) < 1:
             fitting = [(used, card) for card, used in self._cards.items() if used + gpus <= 1 + _LITTLE]
             cards = (max(fitting)[1] if fitting else f"another after {len(self._cards)}",)
-        self.stand(trial._replace(cards=cards))
+        self.stand([trial._replace(cards=cards)])
 
     def of(self, experiments: Collection[int]) -> list[Standing]:
         """The trials of these experiments that run here."""
@@ -71,8 +80,7 @@ class _Node:
         found, left = _Node(self.place), list(self.standing)
         for trial in gone:
             left.remove(trial)
-        for trial in left:
-            found.stand(trial)
+        found.stand(left)
         found._promises = list(self._promises)
         return found
 
@@ -144,18 +152,14 @@ class Floor:
 
     def __init__(self, places: Sequence[Place], standing: Iterable[Standing]) -> None:
         self._nodes = {place.id: _Node(place) for place in places}
-        self._counts: Counter[tuple[int, str]] = Counter()
         self._fits: dict[Amount, bool] = {}
         self._pool = [math.fsum(each) for each in zip(*(place.room for place in places), strict=True)] or [0.0] * 3
-        homeless = []
+        self._standing = by_node = defaultdict[str | None, list[Standing]](list)
         for trial in standing:
-            if trial.node in self._nodes:
-                self._nodes[trial.node].stand(trial)
-                self._take(trial.needs)
-                self._counts[trial.experiment_id, trial.node] += 1
-            elif trial.node is None:
-                homeless.append(trial)
-        for trial in homeless:
+            by_node[trial.node].append(trial)
+        for name in self._nodes.keys() & by_node.keys():
+            self._take(self._nodes[name].stand(by_node[name]))
+        for trial in by_node[None]:
             self.put(trial)
 
     def put(self, trial: Standing, shunned: Collection[str] = frozenset()) -> bool:
@@ -174,7 +178,7 @@ class Floor:
 
     def count(self, experiment_id: int, node: str) -> int:
         """How many of its trials run there."""
-        return self._counts[experiment_id, node]
+        return sum(trial.experiment_id == experiment_id for trial in self._standing.get(node, ()))
 
     def fits(self, needs: Amount, node: str | None = None) -> bool:
         """Whether such a trial could begin at once, on that node (None: anywhere)."""

@@ -46,7 +46,6 @@ MOST_OF_A_PERSON = 16
 """So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
-_NONE = Counter[TrialState]()
 
 
 @dataclass(frozen=True)
@@ -112,32 +111,37 @@ def contenders(
     """
     asked = {"ours": list(ours), "passed": list(passed), "most": most}
     rows = session.connection().execute(_contending(postgres=is_postgres(session)), asked).all()
-    known = specs.of(session, {(row.id, row.revision) for row in rows})
+    known = specs.of(session, {(number, revision) for number, revision, *_ in rows})
     alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
     found = []
-    for row in rows:
-        terms = known.get((row.id, row.revision))
+    # By their order, as the name of each column would be looked up in each of hundreds of rows.
+    for number, revision, state, priority, project, owner, stopping, made, points, waiting, since, weight, *at in rows:
+        terms = known.get((number, revision))
         if terms is None:  # it was changed between the two statements
             continue
-        unborn = max(0, row.grid_points - row.trial_count) if terms.search and not row.stopping else 0
-        trials = row.running + row.queued + unborn
+        running, queued = at
+        trials = running + queued
+        if terms.search and not stopping:
+            trials += max(0, points - made)
         if terms.most is not None:
             trials = min(trials, terms.most)
-        apart = alone.get(row.id, _NONE)
+        whole = running_whole = 0
+        if (apart := alone.get(number)) is not None:
+            whole = min(trials, apart.total())
+            running_whole = min(running, apart[TrialState.RUNNING])  # more may run since the first statement
         demand = Demand(
-            experiment_id=row.id,
+            experiment_id=number,
             trials=trials,
             needs=terms.needs,
-            priority=row.priority,
-            project_id=row.project_id,
-            owner=row.owner,
-            weight=row.weight,
-            running=row.running,
-            alone=min(trials, apart.total()),
-            running_alone=min(row.running, apart[TrialState.RUNNING]),  # more may run since the first statement
+            priority=priority,
+            project_id=project,
+            owner=owner,
+            weight=weight,
+            running=running,
+            alone=whole,
+            running_alone=running_whole,
         )
-        claimed = row.state == ExperimentState.RUNNING
-        found.append(Contender(demand, terms.preempt, claimed, row.waiting, row.unfit_since))
+        found.append(Contender(demand, terms.preempt, state == ExperimentState.RUNNING, waiting, since))
     return found
 
 

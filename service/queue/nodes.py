@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exists, func, select, update
+from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, delete, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, Worker, now
-from service.database.engine import upsert
+from service.database.engine import driver_rows, upsert
 from service.queue.cluster import GPUS, Machine, Node, machine_as_json, machine_from_json, named
 from service.queue.leases import HEARD_WITHIN
 from service.queue.shares import Amount
@@ -90,7 +90,7 @@ def listed(session: Session, limit: int) -> list[ClusterNode]:
 class AtWork(NamedTuple):
     """A trial that runs, since its newest attempt began; `place` is the host and which of its GPUs, None until it says.
 
-    `worker` is whose experiment it is; `alone`: it has a whole card where the others of its experiment share them.
+    `worker` is whose experiment it is.
     """
 
     id: int
@@ -98,18 +98,22 @@ class AtWork(NamedTuple):
     place: str | None
     since: datetime | None
     worker: str | None = None
-    alone: bool = False
 
-    @property
-    def host(self) -> str:
-        """Where it runs, without the GPUs."""
-        return (self.place or "").partition(GPUS)[0]
 
-    @property
-    def cards(self) -> tuple[str, ...]:
-        """Its GPUs there, as Ray calls them: by number, or by UUID."""
-        names = (self.place or "").partition(GPUS)[2]
-        return tuple(names.split(", ")) if names else ()
+Stand = tuple[int, str | None, str | None, bool]
+"""A trial that runs, as a worker knows it: its experiment, place and worker (as in `AtWork`), and whether it has a
+whole card where the others of its experiment share them."""
+
+
+def host_of(place: str | None) -> str:
+    """Where a trial runs, without the GPUs."""
+    return (place or "").partition(GPUS)[0]
+
+
+def cards_of(place: str | None) -> tuple[str, ...]:
+    """A trial's GPUs there, as Ray calls them: by number, or by UUID."""
+    names = (place or "").partition(GPUS)[2]
+    return tuple(names.split(", ")) if names else ()
 
 
 class _Seen(Protocol):
@@ -126,28 +130,44 @@ _NodeSeen = TypeVar("_NodeSeen", bound=_Seen)
 
 def at_work(session: Session, project_id: int | None = None) -> list[AtWork]:
     """The trials that run; of a project (None: of all) those that its people may see."""
-    asked = {} if project_id is None else {"project": project_id}
-    # Plain rows, of a statement that is made once: a worker asks for a thousand of them twice a second.
-    rows = session.connection().execute(_working(of_project=project_id is not None), asked)
-    return list(map(AtWork._make, rows.all()))
+    query = _running(Trial.id, Trial.experiment_id, Trial.node, Trial.started_at, Experiment.worker)
+    if project_id is not None:
+        query = query.where(Experiment.project_id == project_id)
+    return [AtWork(*row) for row in session.execute(query)]
+
+
+def stands(session: Session) -> list[Stand]:
+    """The trials that run, those that are newest at the end.
+
+    They are the driver's rows of a statement that is made once: a worker asks for a thousand of them twice a second.
+    """
+    return cast("list[Stand]", driver_rows(session, _standing()))
 
 
 @cache
-def _working(*, of_project: bool) -> Select[*tuple[Any, ...]]:
+def _standing() -> Select[*tuple[Any, ...]]:
     alone = and_(Trial.failure.is_not(None), Trial.failure == OUT_OF_MEMORY)
-    query = (
-        select(Trial.id, Trial.experiment_id, Trial.node, Trial.started_at, Experiment.worker, alone)
+    return _running(Trial.experiment_id, Trial.node, Experiment.worker, alone)
+
+
+def _running(*columns: Any) -> Select[*tuple[Any, ...]]:
+    # As a word of the statement, as the index of trials that run has it: of a parameter no database knows that it is.
+    state = bindparam("running", TrialState.RUNNING, Trial.state.type, literal_execute=True)
+    return (
+        select(*columns)
         .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Experiment.state == ExperimentState.RUNNING, Trial.state == TrialState.RUNNING)
+        .where(Experiment.state == ExperimentState.RUNNING, Trial.state == state)
         .order_by(Trial.id)
     )
-    return query.where(Experiment.project_id == bindparam("project")) if of_project else query
 
 
 def nodes_of(
-    trials: Iterable[AtWork], seen: Iterable[_NodeSeen], worker_of: Callable[[_NodeSeen], str | None] = lambda _: None
+    places: Iterable[tuple[str | None, str | None]],
+    seen: Iterable[_NodeSeen],
+    worker_of: Callable[[_NodeSeen], str | None] = lambda _: None,
 ) -> list[str | None]:
-    """The node that each of the trials runs on; None of those that did not say where, or are elsewhere.
+    """The node that each of the trials runs on, of which these are places and workers; None of those that did not say
+    where, or are elsewhere.
 
     A trial names its node where its host has several of one cluster (`named`). Where it does not, as there was one when
     it began, it is on the first of its host: of the worker that runs it, if that is known to have one there.
@@ -160,8 +180,8 @@ def nodes_of(
         of_host.setdefault(worker_of(node), node)
     known: dict[tuple[str, str | None], str | None] = {}
     found = []
-    for trial in trials:
-        where = host, worker = trial.host, trial.worker
+    for place, worker in places:
+        where = host, worker = host_of(place), worker
         if where not in known:
             of_host = by_host.get(host, {})
             first = next(iter(of_host.values()), None)
@@ -176,7 +196,8 @@ def by_node(
 ) -> dict[str, list[AtWork]]:
     """Node -> the trials that run there (`nodes_of`); those on none of them are left out."""
     found: dict[str, list[AtWork]] = {}
-    for trial, node in zip(trials, nodes_of(trials, seen, worker_of), strict=True):
+    where = nodes_of(((trial.place, trial.worker) for trial in trials), seen, worker_of)
+    for trial, node in zip(trials, where, strict=True):
         if node is not None:
             found.setdefault(node, []).append(trial)
     return found
@@ -201,15 +222,22 @@ class Others:
 
 def others(session: Session, worker: str, ours: Collection[str]) -> Others:
     """What workers other than this one see, of which nodes (ids) are `ours`."""
-    query = select(ClusterNode.id, ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib)
     rooms: dict[str, list[Amount]] = {}
-    sharing = set()
-    for node, name, *room in session.execute(query.where(*_there(), ClusterNode.worker != worker)):
+    sharing, ours = set(), frozenset(ours)
+    asked = {"worker": worker, "since": now() - SEEN_WITHIN}
+    for node, name, *room in session.connection().execute(_others(), asked):
         if node in ours:
             sharing.add(name)
         else:
             rooms.setdefault(name, []).append(Amount(*room))
     return Others(rooms, frozenset(sharing))
+
+
+@cache
+def _others() -> Select[*tuple[Any, ...]]:
+    return select(
+        ClusterNode.id, ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib
+    ).where(*_there(bindparam("since", type_=ClusterNode.seen_at.type)), ClusterNode.worker != bindparam("worker"))
 
 
 def needs_of(session: Session, experiments: Collection[int]) -> dict[int, Amount]:
@@ -245,11 +273,11 @@ def without_bf16(session: Session) -> list[str]:
     return [row.host for row in rows if (machine := machine_of(row)) is not None and machine.bf16 is False]
 
 
-def _there() -> tuple[ColumnElement[bool], ...]:
-    """Nodes on which trials may run."""
+def _there(since: BindParameter[datetime] | None = None) -> tuple[ColumnElement[bool], ...]:
+    """Nodes on which trials may run, seen `since` then (None: lately)."""
     return (
         ClusterNode.state == NodeState.ALIVE,
-        ClusterNode.seen_at >= now() - SEEN_WITHIN,
+        ClusterNode.seen_at >= (now() - SEEN_WITHIN if since is None else since),
         ClusterNode.problem.is_(None),
     )
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from service.queue.capacity import Floor, Place, Standing
 from service.queue.shares import Amount, Demand, allocate, on_whole_cards
@@ -308,7 +309,7 @@ class Places:
 def _floor(places: Sequence[Place], standing: Iterable[Standing], demands: Sequence[Demand]) -> Floor:
     """The nodes with what stands there, and with what runs by now and has not said where."""
     stands = list(standing)
-    counts = Counter(trial.experiment_id for trial in stands)
+    counts = Counter(map(itemgetter(0), stands))
     for one in demands:
         stands += [Standing(one.experiment_id, None, one.needs)] * (one.running - counts[one.experiment_id])
     return Floor(places, stands)

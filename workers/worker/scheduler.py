@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 
 from sqlalchemy.orm import Session
 
@@ -16,7 +17,7 @@ from service.queue import leases, nodes
 from service.queue.capacity import Place, Standing
 from service.queue.cluster import Node
 from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
-from service.queue.nodes import AtWork
+from service.queue.nodes import Stand
 from service.queue.places import Decision, Places
 from service.queue.shares import AT_A_TIME, NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
@@ -31,8 +32,12 @@ SHARING_SECONDS = 60.0
 """For so long a worker that was seen to share this cluster counts as one."""
 IDLE_SECONDS = 60.0
 """So long a driver that may run nothing, and runs nothing, may take to give its experiment back by itself."""
+MOST_KNOWN = 10_000
+"""So many places of trials are remembered: with each trial come new ones."""
 _ELSEWHERE = "elsewhere"
 """Where a trial runs that is on none of our nodes."""
+_NOT_HERE = Standing(0, _ELSEWHERE, Amount(0))
+"""What stands in another worker's cluster."""
 
 
 class Scheduler:
@@ -57,7 +62,11 @@ class Scheduler:
         self._shared_at = time.monotonic()
         self._misfits, self._misfits_of, self._look_again_at = set[int](), list[Amount](), 0.0
         self._places = Places()
-        self._at_work, self._at_work_after = list[AtWork](), 0.0
+        self._stands, self._running, self._stands_after = list[Stand](), Counter[int](), 0.0
+        """What ran where when it was read last, and how much of each experiment."""
+        self._known: dict[Stand, Standing] = {}
+        """What stands on which node, by what its row says: so while nodes and needs stay as they are."""
+        self._known_of: object = None
         self._sharing: dict[str, float] = {}
         self._idle_since: dict[int, float] = {}
         self._leaving: list[int] = []
@@ -162,42 +171,46 @@ class Scheduler:
         self, session: Session, places: Sequence[Place], seen: Sequence[Node], sharing: Collection[str]
     ) -> list[Amount]:
         """What the nodes have beside the trials of the workers that share them."""
-        theirs = [trial for trial in self._newest_at_work(session) if trial.worker in sharing]
-        needs = nodes.needs_of(session, {trial.experiment_id for trial in theirs})
+        theirs = [stand for stand in self._newest_stands(session) if stand[2] in sharing]
+        needs = nodes.needs_of(session, {number for number, *_ in theirs})
         left = {place.id: list(place.room) for place in places}
-        for node, trials in nodes.by_node(theirs, [one for one in seen if one.alive]).items():
-            for trial in trials:
-                for at, taken in enumerate(_needs_of(trial, needs[trial.experiment_id])):
-                    if node in left:
-                        left[node][at] -= taken
+        where = nodes.nodes_of((stand[1:3] for stand in theirs), [one for one in seen if one.alive])
+        for (number, _, _, alone), node in zip(theirs, where, strict=True):
+            if node in left:
+                for at, taken in enumerate(_needs_of(needs[number], alone=alone)):
+                    left[node][at] -= taken
         return [Amount(*(max(0.0, amount) for amount in left[place.id])) for place in places]
 
     def _standing(self, ours: Sequence[Demand], seen: Sequence[Node]) -> list[Standing]:
         """What runs where in this cluster: trials of ours, and of the workers that share it."""
+        there = [node for node in seen if node.alive]
+        needs = {demand.experiment_id: demand.needs for demand in ours}
+        context = [(node.id, node.host) for node in there], needs.copy(), set(self._sharing)
+        if self._known_of != context or len(self._known) > MOST_KNOWN:
+            self._known, self._known_of = {}, context
+        known = self._known
         with self._database.look() as session:
-            running = self._newest_at_work(session, ours)
-            needs = {demand.experiment_id: demand.needs for demand in ours}
-            running = [one for one in running if one.experiment_id in needs or one.worker in self._sharing]
-            needs |= nodes.needs_of(session, {one.experiment_id for one in running} - needs.keys())
-        where = nodes.nodes_of(running, [node for node in seen if node.alive])
-        return [
-            Standing(
-                trial.experiment_id,
-                node or (None if trial.place is None else _ELSEWHERE),
-                _needs_of(trial, needs[trial.experiment_id]),
-                trial.cards,
-            )
-            for trial, node in zip(running, where, strict=True)
-        ]
+            stands = self._newest_stands(session, ours)
+            found = list(map(known.get, stands))  # a thousand, of which nearly all are known
+            new = [stand for stand, standing in zip(stands, found, strict=True) if standing is None]
+            here = [stand for stand in new if stand[0] in needs or stand[2] in self._sharing]
+            needs |= nodes.needs_of(session, {number for number, *_ in here} - needs.keys())
+        known |= dict.fromkeys(new, _NOT_HERE)
+        for stand, node in zip(here, nodes.nodes_of((stand[1:3] for stand in here), there), strict=True):
+            number, place, _, alone = stand
+            where = node or (None if place is None else _ELSEWHERE)
+            known[stand] = Standing(number, where, _needs_of(needs[number], alone=alone), nodes.cards_of(place))
+        return [standing for standing in map(known.__getitem__, stands) if standing is not _NOT_HERE]
 
-    def _newest_at_work(self, session: Session, ours: Sequence[Demand] = ()) -> list[AtWork]:
+    def _newest_stands(self, session: Session, ours: Sequence[Demand] = ()) -> list[Stand]:
         """What runs where; asked again also where of `ours` more or fewer run by now: who ended has left room."""
-        counts = Counter(trial.experiment_id for trial in self._at_work)
+        counts = self._running
         changed = any(counts[demand.experiment_id] != demand.running for demand in ours)
-        if changed or time.monotonic() >= self._at_work_after:
-            self._at_work = nodes.at_work(session)
-            self._at_work_after = time.monotonic() + PLACES_SECONDS
-        return self._at_work
+        if changed or time.monotonic() >= self._stands_after:
+            self._stands = nodes.stands(session)
+            self._running = Counter(map(itemgetter(0), self._stands))
+            self._stands_after = time.monotonic() + PLACES_SECONDS
+        return self._stands
 
     def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
         """Why the experiment could run nothing now even if it were alone."""
@@ -331,8 +344,8 @@ def _misfit(one: Contender, room: Sequence[Amount]) -> str | None:
     return None
 
 
-def _needs_of(trial: AtWork, needs: Amount) -> Amount:
-    return on_whole_cards(needs) if trial.alone else needs
+def _needs_of(needs: Amount, *, alone: bool) -> Amount:
+    return on_whole_cards(needs) if alone else needs
 
 
 def _waited(one: Contender) -> float:

@@ -192,14 +192,14 @@ class TestWhichNode:
     def test_it_says_so_itself(self) -> None:
         trials = [AtWork(1, 1, "box (a1a1a1a1), GPU 0", None), AtWork(2, 1, "box (b2b2b2b2)", None)]
         assert self.found(*trials) == {self.ONE.id: [1], self.TWO.id: [2]}
-        assert trials[0].cards == ("0",)
+        assert nodes.cards_of(trials[0].place) == ("0",)
 
     def test_where_it_does_not_its_worker_tells(self) -> None:
         trials = [AtWork(number, 1, "box, GPU 1, 2", None, worker) for number, worker in enumerate(("v", "w", "x"))]
         of_workers = {self.ONE.id: "v", self.TWO.id: "w"}
         assert self.found(*trials, of_workers=of_workers) == {self.ONE.id: [0, 2], self.TWO.id: [1]}
         assert self.found(*trials) == {self.ONE.id: [0, 1, 2]}, "it was there first"
-        assert trials[0].cards == ("1", "2")
+        assert nodes.cards_of(trials[0].place) == ("1", "2")
 
     def test_one_that_did_not_say_is_on_none(self) -> None:
         assert self.found(AtWork(1, 1, None, None), AtWork(2, 1, "elsewhere", None)) == {}
