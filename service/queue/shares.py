@@ -5,8 +5,9 @@ Pure functions of what is asked for and what there is; `workers.worker` acts on 
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 NEEDS = "needs "
@@ -365,6 +366,17 @@ class _Party:
         return 1, used, share, self._oldest
 
 
+def _dues(parties: Sequence[_Party], left: float) -> Iterator[tuple[_Party, float]]:
+    """What is due to each of what is `left`: as much for its weight, or all that it asks for."""
+    asking = sorted(((one.most(), one) for one in parties), key=lambda row: row[0] / row[1]._weight)
+    # Added up from the last one on: of a small weight nothing would be left once a large one was taken off their sum.
+    weights = list(accumulate(party._weight for _, party in reversed(asking)))
+    for (most, party), weight in zip(asking, reversed(weights), strict=True):
+        due = min(most, left * party._weight / weight)
+        left -= due
+        yield party, due
+
+
 def _entitle(parties: Sequence[_Party], left: float) -> None:
     """Tells parties what is due to each of what is `left`: as much for its weight, or all that it asks for.
 
@@ -372,12 +384,10 @@ def _entitle(parties: Sequence[_Party], left: float) -> None:
     to those that run them. One that is larger than all these parts takes from what is due to others: it is its turn
     while it used less than all did in the mean.
     """
-    weights = math.fsum(party._weight for party in parties)
-    mean = math.fsum(party._used or 0.0 for party in parties) / weights
+    mean = math.fsum(party._used or 0.0 for party in parties) / math.fsum(party._weight for party in parties)
     parts, split = 0.0, list[tuple[float, int, float, _Party]]()
-    for most, party in sorted(((one.most(), one) for one in parties), key=lambda row: row[0] / row[1]._weight):
-        party._due, cost = min(most, left * party._weight / weights), party.next_cost()
-        left, weights = left - party._due, weights - party._weight
+    for party, due in _dues(parties, left):
+        party._due, cost = due, party.next_cost()
         whole = math.floor(party._due / cost + 1e-9) if cost > 0 else 0
         if (part := party._due - whole * cost) > 1e-9:
             used = party._used if party._used is not None else -float(party._running > whole * cost + 1e-9)

@@ -197,6 +197,14 @@ def test_shares_follow_weights(projects: list[tuple[float, int]], slots: int, us
             assert math.floor(share) <= got.get(number, 0) <= math.ceil(share)
 
 
+def test_however_unlike_weights_are_there_are_shares() -> None:
+    """The sum of both is the larger one, as numbers are written."""
+    for trials, expected in ((50, {1: 4}), (3, {1: 3, 2: 1})):
+        asked = [replace(of_project(1, weight=1000), trials=trials), of_project(2, weight=1e-20)]
+        for firm in (False, True):
+            assert allocate(asked, [Amount(4)], most_experiments=9, firm=firm) == expected
+
+
 @pytest.mark.parametrize(
     ("weights", "slots"),
     [((3, 1), 1), ((3, 1), 2), ((2, 1), 2), ((3, 2), 4), ((5, 1), 3), ((4, 2, 1), 3), ((10, *[1] * 10), 10)],
