@@ -339,7 +339,7 @@ class _Party:
         if member.over:
             heapq.heappop(queue)
             self.over = not queue
-        elif len(queue) > 1 and (now := member.key) is not before:
+        elif (len(queue) > 1 or self._confined) and (now := member.key) is not before:
             heapq.heapreplace(queue, (now, member))
         if taken:
             self._share += taken

@@ -333,6 +333,7 @@ def test_what_is_due_as_a_whole_is_nobodys_turn() -> None:
     assert firm([one], 3) == {1: 3}
     mates = [Demand(number, 9, ONE, project_id=1, owner=owner) for number, owner in enumerate(("ada", "bob", "cid"))]
     assert firm([*mates, of_project(3)], 7) == {0: 1, 1: 1, 2: 1, 3: 3}
+    assert firm([*mates[:2], of_project(3)], 6) == {0: 1, 1: 1, 3: 3}, "who is left over has no more for that"
     large = Demand(4, 9, Amount(3), project_id=2, owner="eve")
     assert firm([of_project(1), large], 5) == {1: 2}
 
