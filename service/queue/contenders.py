@@ -31,6 +31,7 @@ from service.database import (
     OUT_OF_MEMORY,
     Experiment,
     ExperimentState,
+    Person,
     Project,
     Tally,
     Trial,
@@ -132,6 +133,7 @@ def contenders(
             project_id=row.project_id,
             owner=row.owner,
             weight=row.weight,
+            person_weight=row.person_weight,
             running=row.running,
             alone=min(trials, apart.total()),
             running_alone=min(row.running, apart[TrialState.RUNNING]),  # more may run since the first statement
@@ -191,6 +193,7 @@ def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
             Experiment.waiting,
             Experiment.unfit_since,
             func.coalesce(Project.weight, 1.0).label("weight"),
+            _person_weight().label("person_weight"),
             _counted(TrialState.RUNNING).label("running"),
             _counted(TrialState.QUEUED).label("queued"),
         )
@@ -198,6 +201,12 @@ def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
         .where(_is_one(Experiment.id, ids, postgres=postgres))
         .order_by(Experiment.id)
     )
+
+
+def _person_weight() -> ColumnElement[float]:
+    """What an experiment's owner weighs in its project: one step in an index as well."""
+    weight = select(Person.weight).where(Person.project_id == Experiment.project_id, Person.owner == Experiment.owner)
+    return func.coalesce(weight.correlate(Experiment).scalar_subquery(), 1.0)
 
 
 def _counted(state: TrialState) -> ColumnElement[int]:

@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 NEEDS = "needs "
@@ -38,9 +38,9 @@ class Demand:
     """An experiment that could run trials now.
 
     `trials` is how many at most (those that run and those that wait, within its own limit), `running` how many do.
-    Without a project and an owner nobody knows whose it is: such experiments share with each other. `alone` of the
-    trials, and `running_alone` of those that run, have a whole GPU where the others have a fraction of one: they come
-    first.
+    Without a project and an owner nobody knows whose it is: such experiments share with each other. `weight` is the
+    project's, `person_weight` the owner's in it. `alone` of the trials, and `running_alone` of those that run, have a
+    whole GPU where the others have a fraction of one: they come first.
     """
 
     experiment_id: int
@@ -50,6 +50,7 @@ class Demand:
     project_id: int | None = None
     owner: str | None = None
     weight: float = 1.0
+    person_weight: float = 1.0
     running: int = 0
     alone: int = 0
     running_alone: int = 0
@@ -108,17 +109,17 @@ def allocate(
 
     The nodes are filled trial by trial. The next one goes to the project whose share is smallest for its weight, a
     share being that of the resource of which the project has most (dominant resource fairness, Ghodsi et al., NSDI
-    2011); within a project to the person with the smallest share; of that person's experiments to the one of highest
-    priority, then the oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer
-    slots than people; without it who runs now goes first, so that nothing changes hands without a reason. So are,
-    where weights differ, the trials that are due to projects in part: of three to one on two slots the second is. A
-    trial fits where one node has all that it needs. No more than `most_experiments` get anything. `firm`: the trials
-    alone that are due to everybody as a whole, whose turn it may be.
+    2011); within a project likewise to a person; of that person's experiments to the one of highest priority, then the
+    oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer slots than people;
+    without it who runs now goes first, so that nothing changes hands without a reason. So are, where weights differ,
+    the trials that are due in part: of three to one on two slots the second is. A trial fits where one node has all
+    that it needs. No more than `most_experiments` get anything. `firm`: the trials alone that are due to everybody as a
+    whole, whose turn it may be.
     """
     total, room, everybody = _total(nodes), _Room(nodes, most_experiments), _Party(0)
     wanting = sorted((demand for demand in demands if demand.trials > 0), key=lambda demand: demand.experiment_id)
     leaves = [everybody.admit(demand, total, usage) for demand in wanting]
-    everybody.line_up()
+    everybody.line_up(1.0)
     if firm:
         everybody.confine(1.0)
     first: _Party | _Leaf = everybody
@@ -221,9 +222,6 @@ class _Leaf:
         self.key = self._place()
         """Its place in a queue: by priority, then by age; of nobody known, by share between those."""
 
-    def line_up(self) -> None:
-        """Is alone."""
-
     def next_cost(self) -> float:
         """The share that its next trial would take."""
         return self._cost_alone if self.got < self.demand.alone else self._cost
@@ -265,13 +263,15 @@ class _Party:
     """Everybody, a project or a person: whoever of its members has the smallest key is next."""
 
     __slots__ = (
-        *("_confined", "_due", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight"),
+        *("_confined", "_due", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight", "_weights"),
         *("key", "over", "queue"),
     )
 
     def __init__(self, oldest: int, weight: float = 1.0, used: float | None = None) -> None:
         self._oldest, self._weight, self._used = oldest, weight, used
         self._members: dict[object, _Party | _Leaf] = {}
+        self._weights: set[float] = set()
+        """Those of its members that are parties."""
         self._share, self._running = 0.0, 0.0
         self._due, self._turn = math.inf, False
         """The share that is due to it where weights differ, and whether it is its turn to go beyond it by a part of a
@@ -288,7 +288,7 @@ class _Party:
         used = (lambda group: None) if usage is None else usage.of
         number = demand.experiment_id
         project = self._member(demand.project_id, lambda: _Party(number, demand.weight, used(Group(demand.project_id))))
-        person = project._member(demand.owner, lambda: _Party(number, 1.0, used(demand.group)))
+        person = project._member(demand.owner, lambda: _Party(number, demand.person_weight, used(demand.group)))
         leaf = person._members[number] = _Leaf(demand, total, used(demand.group))
         for party in (self, project, person):
             party._running += leaf.running()
@@ -296,18 +296,20 @@ class _Party:
 
     def _member(self, name: object, make: "Callable[[], _Party]") -> "_Party":
         if name not in self._members:
-            self._members[name] = make()
+            self._members[name] = made = make()
+            self._weights.add(made._weight)
         member = self._members[name]
         assert isinstance(member, _Party)
         return member
 
-    def line_up(self) -> None:
-        """Begins."""
-        for member in self._members.values():
-            member.line_up()
+    def line_up(self, due: float) -> None:
+        """Begins, with so much of the cluster due to all of it."""
         parties = [member for member in self._members.values() if isinstance(member, _Party)]
-        if len({party._weight for party in parties}) > 1:
-            _entitle(parties, 1.0)
+        within = any(len(party._weights) > 1 for party in parties)
+        for party, share in _dues(parties, due) if within else zip(parties, repeat(due)):
+            party.line_up(share)
+        if len(self._weights) > 1:
+            _entitle(parties, due)
         self._queue_up()
         self.over, self.key = not self.queue, self._place()
 
