@@ -5,14 +5,15 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import Select, and_, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from service.access.security import NewKey, Principal, Scope
-from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
-from service.database.engine import Database, is_postgres
+from service.database import OPEN_TRIALS, ApiKey, Experiment, Person, Project, Trial, now
+from service.database.engine import Database, is_postgres, upsert
 from service.database.outages import is_away
 from service.database.pagination import Order, Page
 from service.errors import ConflictError, NotFoundError, QuotaError, UserError
@@ -104,6 +105,44 @@ def get_project(session: Session, project_id: int) -> Project:
 def project_named(session: Session, name: str) -> Project | None:
     """The project of that name."""
     return session.scalar(select(Project).where(Project.name == name))
+
+
+def page_of_people(session: Session, project_id: int, limit: int, cursor: str | None) -> Page[Person]:
+    """At most `limit` of those who have a key of a project, by name, with what each weighs, after the cursor.
+
+    Raises `NotFoundError` and `QueryError`.
+    """
+    get_project(session, project_id)
+    found = Order("owner", ApiKey.owner, ApiKey.owner).page(session, _people(project_id), cursor, limit)
+    return Page([Person(project_id=project_id, owner=row[0], weight=row[1]) for row in found.rows], found.next)
+
+
+def list_people(session: Session, project_id: int) -> Sequence[Person]:
+    """All who have a key of a project, by name, with what each weighs."""
+    rows = session.execute(_people(project_id).order_by(ApiKey.owner))
+    return [Person(project_id=project_id, owner=row[0], weight=row[1]) for row in rows]
+
+
+def _people(project_id: int) -> Select[Any]:
+    """Owners of a project's keys, each once, and what they weigh."""
+    is_theirs = and_(Person.project_id == ApiKey.project_id, Person.owner == ApiKey.owner)
+    query = select(ApiKey.owner).add_columns(func.coalesce(Person.weight, 1.0)).outerjoin(Person, is_theirs)
+    return query.where(ApiKey.project_id == project_id).group_by(ApiKey.owner, Person.weight)
+
+
+def weigh(session: Session, project_id: int, owner: str, weight: float) -> Person:
+    """Sets what a person weighs beside the others of a project.
+
+    Raises `NotFoundError` where there is no such project, or nobody of that name has a key of it.
+    """
+    project = get_project(session, project_id)
+    if session.scalar(select(ApiKey.id).where(ApiKey.project_id == project_id, ApiKey.owner == owner).limit(1)) is None:
+        raise NotFoundError(f"project {project.name!r} has no key of {owner!r}: make one, or name who has one")
+    person = Person(project_id=project_id, owner=owner, weight=weight)
+    insert = upsert(session)(Person).values(project_id=project_id, owner=owner, weight=weight)
+    key = [Person.project_id, Person.owner]
+    session.execute(insert.on_conflict_do_update(index_elements=key, set_={"weight": weight}))
+    return person
 
 
 def usage(session: Session, project_id: int) -> Usage:

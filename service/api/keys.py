@@ -16,7 +16,7 @@ from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
 from service.api.http.responses import Answer
 from service.database import Project, now
-from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
+from service.schemas.service import KeyOut, MeOut, NewKeyOut, PersonOut, ProjectOut
 from service.specs.patterns import KEY_ID, LONGEST_NAME, NAME, PRINTABLE
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
@@ -24,10 +24,24 @@ router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=NAME)]
 Quota = Annotated[int | None, Field(ge=0, le=10_000_000, description="Trials that may wait or run; null: no limit.")]
 Hours = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False, description="GPU-hours; null: no limit.")]
+Weight = Annotated[
+    float,
+    Field(gt=0, le=1000, allow_inf_nan=False, description="Twice as much is twice the share, where others want it."),
+]
 ProjectId = Annotated[int, Path(ge=1, le=MAX_ID, description="The project's number.")]
 NextCursor = Annotated[
     str | None,
     Query(max_length=LONGEST_CURSOR, pattern=PRINTABLE, description="That of the address of the page before's Link."),
+]
+Owner = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=LONGEST_NAME,
+        pattern=NAME,
+        description="Who has a key of the project.",
+        examples=["ada"],
+    ),
 ]
 KeyId = Annotated[str, Path(pattern=KEY_ID, description="The public part of a key.", examples=["5f0c1b2a3d4e5f60"])]
 
@@ -40,9 +54,15 @@ class ProjectIn(BaseModel):
     name: Name = Field(description="Which no other project has.")
     max_queued_trials: Quota = None
     max_gpu_hours: Hours = None
-    weight: float = Field(
-        1.0, gt=0, le=1000, allow_inf_nan=False, description="Twice as much is twice the share, where others want it."
-    )
+    weight: Weight = 1.0
+
+
+class PersonIn(BaseModel):
+    """What a person of a project is to weigh beside its others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    weight: Weight
 
 
 class KeyIn(BaseModel):
@@ -75,6 +95,7 @@ PROJECT: Example = {
     "open_trials": 20,
     "gpu_hours": 12.5,
 }
+PERSON: Example = {"owner": "ada", "weight": 2.0}
 KEY: Example = {
     "id": "5f0c1b2a3d4e5f60",
     "project_id": 1,
@@ -143,6 +164,38 @@ def update_project(
         return _project(session, keys.update_project(session, project_id, **body.model_dump()))
 
     return database.write(work)
+
+
+@router.get(
+    "/projects/{project_id}/people",
+    operation_id="listPeople",
+    response_model=list[PersonOut],
+    responses=kept([PERSON], "Link"),
+)
+def people(
+    project_id: ProjectId, answer: Answer, database: Db, _admin: Admin, limit: Limit = MOST, cursor: NextCursor = None
+) -> Any:
+    """Who has a key of a project, by name, with what they weigh. The header Link has the address of the next page."""
+    with database.read() as session:
+        found = keys.page_of_people(session, project_id, limit, cursor)
+        return answer([PersonOut.model_validate(row) for row in found.rows], following=found.next)
+
+
+@router.put(
+    "/projects/{project_id}/people/{owner:path}",  # a name may have a slash
+    operation_id="updatePerson",
+    response_model=PersonOut,
+    responses=shown(PERSON),
+)
+def update_person(
+    project_id: ProjectId,
+    owner: Owner,
+    body: Annotated[PersonIn, Body(openapi_examples={"twice": {"value": {"weight": 2}}})],
+    database: Db,
+    _admin: Admin,
+) -> PersonOut:
+    """Another weight of a person: of the project's share, beside its other people."""
+    return database.write(lambda session: PersonOut.model_validate(keys.weigh(session, project_id, owner, body.weight)))
 
 
 @router.get("/keys", operation_id="listKeys", response_model=list[KeyOut], responses=kept([KEY], "Link"))

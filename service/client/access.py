@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from urllib.parse import quote
 
 from service.client.connection import Connection, covers
-from service.schemas.service import KeyOut, Liveness, MeOut, NewKeyOut, NodeOut, ProjectOut, Readiness
+from service.schemas.service import KeyOut, Liveness, MeOut, NewKeyOut, NodeOut, PersonOut, ProjectOut, Readiness
 
 
 class Access(Connection):
@@ -46,6 +47,17 @@ class Access(Connection):
         """Gives a project a name, quotas and a weight; quotas left out are none."""
         body = _project(name, max_queued_trials, max_gpu_hours, weight)
         return self._answer(ProjectOut, "PUT", f"/v1/projects/{project_id}", json=body)
+
+    @covers("listPeople")
+    def people(self, project_id: int) -> list[PersonOut]:
+        """Who has a key of a project, and what each weighs."""
+        return self._list(PersonOut, f"/v1/projects/{project_id}/people")
+
+    @covers("updatePerson")
+    def update_person(self, project_id: int, owner: str, *, weight: float) -> PersonOut:
+        """Gives a person of a project a weight: of the project's share, beside its other people."""
+        path = f"/v1/projects/{project_id}/people/{quote(owner, safe='')}"
+        return self._answer(PersonOut, "PUT", path, json={"weight": weight})
 
     @covers("listKeys")
     def keys(self) -> list[KeyOut]:

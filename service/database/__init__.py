@@ -4,7 +4,7 @@
 by page, `server` asks what it is; `tallies` are kept by triggers. Specs and errors may be imported.
 """
 
-from service.database.access import ApiKey, Project
+from service.database.access import ApiKey, Person, Project
 from service.database.base import Base, Timestamp, now
 from service.database.experiments import (
     EPOCHS_DONE,
@@ -44,6 +44,7 @@ __all__ = [
     "FieldIndex",
     "Home",
     "IdempotencyKey",
+    "Person",
     "Project",
     "Protocol",
     "Result",

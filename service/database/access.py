@@ -27,6 +27,16 @@ class Project(Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
+class Person(Base):
+    """What an owner of a project's keys weighs beside its others; without a row it is 1."""
+
+    __tablename__ = "people"
+
+    project_id: Mapped[int] = mapped_column(Id, ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(100), primary_key=True)
+    weight: Mapped[float]
+
+
 class ApiKey(Base):
     """A key that opens the API: only a keyed hash of its secret is kept. `owner` is who uses it."""
 

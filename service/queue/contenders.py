@@ -31,6 +31,7 @@ from service.database import (
     OUT_OF_MEMORY,
     Experiment,
     ExperimentState,
+    Person,
     Project,
     Tally,
     Trial,
@@ -115,11 +116,11 @@ def contenders(
     alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
     found = []
     # By their order, as the name of each column would be looked up in each of hundreds of rows.
-    for number, revision, state, priority, project, owner, stopping, made, points, waiting, since, weight, *at in rows:
+    for number, revision, state, priority, project, owner, stopping, made, points, waiting, since, *rest in rows:
         terms = known.get((number, revision))
         if terms is None:  # it was changed between the two statements
             continue
-        running, queued = at
+        weight, persons, running, queued = rest
         trials = running + queued
         if terms.search and not stopping:
             trials += max(0, points - made)
@@ -137,6 +138,7 @@ def contenders(
             project_id=project,
             owner=owner,
             weight=weight,
+            person_weight=persons,
             running=running,
             alone=whole,
             running_alone=running_whole,
@@ -195,6 +197,7 @@ def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
             Experiment.waiting,
             Experiment.unfit_since,
             func.coalesce(Project.weight, 1.0).label("weight"),
+            _person_weight().label("person_weight"),
             _counted(TrialState.RUNNING).label("running"),
             _counted(TrialState.QUEUED).label("queued"),
         )
@@ -202,6 +205,12 @@ def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
         .where(_is_one(Experiment.id, ids, postgres=postgres))
         .order_by(Experiment.id)
     )
+
+
+def _person_weight() -> ColumnElement[float]:
+    """What an experiment's owner weighs in its project: one step in an index as well."""
+    weight = select(Person.weight).where(Person.project_id == Experiment.project_id, Person.owner == Experiment.owner)
+    return func.coalesce(weight.correlate(Experiment).scalar_subquery(), 1.0)
 
 
 def _counted(state: TrialState) -> ColumnElement[int]:

@@ -5,8 +5,10 @@ Pure functions of what is asked for and what there is; `workers.worker` acts on 
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 NEEDS = "needs "
@@ -37,9 +39,9 @@ class Demand:
     """An experiment that could run trials now.
 
     `trials` is how many at most (those that run and those that wait, within its own limit), `running` how many do.
-    Without a project and an owner nobody knows whose it is: such experiments share with each other. `alone` of the
-    trials, and `running_alone` of those that run, have a whole GPU where the others have a fraction of one: they come
-    first.
+    Without a project and an owner nobody knows whose it is: such experiments share with each other. `weight` is the
+    project's, `person_weight` the owner's in it. `alone` of the trials, and `running_alone` of those that run, have a
+    whole GPU where the others have a fraction of one: they come first.
     """
 
     experiment_id: int
@@ -49,6 +51,7 @@ class Demand:
     project_id: int | None = None
     owner: str | None = None
     weight: float = 1.0
+    person_weight: float = 1.0
     running: int = 0
     alone: int = 0
     running_alone: int = 0
@@ -107,17 +110,18 @@ def allocate(
 
     The nodes are filled trial by trial. The next one goes to the project whose share is smallest for its weight, a
     share being that of the resource of which the project has most (dominant resource fairness, Ghodsi et al., NSDI
-    2011); within a project to the person with the smallest share; of that person's experiments to the one of highest
-    priority, then the oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer
-    slots than people; without it who runs now goes first, so that nothing changes hands without a reason. So are,
-    where weights differ, the trials that are due to projects in part: of three to one on two slots the second is. A
-    trial fits where one node has all that it needs. No more than `most_experiments` get anything. `firm`: the trials
-    alone that are due to everybody as a whole, whose turn it may be.
+    2011); within a project likewise to a person; of that person's experiments to the one of highest priority, then the
+    oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer slots than people;
+    without it who runs now goes first, so that nothing changes hands without a reason. So are, where weights differ,
+    the trials that are due in part: of three to one on two slots the second is. A trial fits where one node has all
+    that it needs. No more than `most_experiments` get anything. `firm`: the trials alone that are due to everybody as a
+    whole, whose turn it may be.
     """
-    total, room, everybody = _total(nodes), _Room(nodes, most_experiments), _Party(0)
+    room, everybody = _Room(nodes, most_experiments), _Party(0)
+    cost = cache(partial(_dominant, total=_total(nodes)))
     wanting = sorted((demand for demand in demands if demand.trials > 0), key=lambda demand: demand.experiment_id)
-    leaves = [everybody.admit(demand, total, usage) for demand in wanting]
-    everybody.line_up()
+    leaves = [everybody.admit(demand, cost, usage) for demand in wanting]
+    everybody.line_up(1.0)
     if firm:
         everybody.confine(1.0)
     first: _Party | _Leaf = everybody
@@ -209,19 +213,16 @@ class _Leaf:
 
     __slots__ = ("_alone", "_cost", "_cost_alone", "_known", "_share", "_used", "demand", "got", "key", "over")
 
-    def __init__(self, demand: Demand, total: Amount, used: float | None) -> None:
+    def __init__(self, demand: Demand, cost: Callable[[Amount], float], used: float | None) -> None:
         self.demand, self._used, self._known = demand, used, demand.owner is not None
         self._alone = on_whole_cards(demand.needs)
-        self._cost = self._cost_alone = _dominant(demand.needs, total)
+        self._cost = self._cost_alone = cost(demand.needs)
         if self._alone is not demand.needs:
-            self._cost_alone = _dominant(self._alone, total)
+            self._cost_alone = cost(self._alone)
         self._share, self.got = 0.0, 0
         self.over = False
         self.key = self._place()
         """Its place in a queue: by priority, then by age; of nobody known, by share between those."""
-
-    def line_up(self) -> None:
-        """Is alone."""
 
     def next_cost(self) -> float:
         """The share that its next trial would take."""
@@ -264,13 +265,15 @@ class _Party:
     """Everybody, a project or a person: whoever of its members has the smallest key is next."""
 
     __slots__ = (
-        *("_confined", "_due", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight"),
+        *("_confined", "_due", "_members", "_oldest", "_running", "_share", "_turn", "_used", "_weight", "_weights"),
         *("key", "over", "queue"),
     )
 
     def __init__(self, oldest: int, weight: float = 1.0, used: float | None = None) -> None:
         self._oldest, self._weight, self._used = oldest, weight, used
         self._members: dict[object, _Party | _Leaf] = {}
+        self._weights: set[float] = set()
+        """Those of its members that are parties."""
         self._share, self._running = 0.0, 0.0
         self._due, self._turn = math.inf, False
         """The share that is due to it where weights differ, and whether it is its turn to go beyond it by a part of a
@@ -282,31 +285,36 @@ class _Party:
         self.key: tuple[float, ...] = ()
         """Its place in a queue; what age tells apart is never equal."""
 
-    def admit(self, demand: Demand, total: Amount, usage: Usage | None) -> _Leaf:
-        """Adds an experiment to its project and person; older ones come first."""
-        used = (lambda group: None) if usage is None else usage.of
+    def admit(self, demand: Demand, cost: Callable[[Amount], float], usage: Usage | None) -> _Leaf:
+        """Adds an experiment to its project and person; older ones come first. `cost`: the share that a trial takes."""
         number = demand.experiment_id
+
+        def used(group: Group) -> float | None:
+            return None if usage is None else usage.of(group)
+
         project = self._member(demand.project_id, lambda: _Party(number, demand.weight, used(Group(demand.project_id))))
-        person = project._member(demand.owner, lambda: _Party(number, 1.0, used(demand.group)))
-        leaf = person._members[number] = _Leaf(demand, total, used(demand.group))
+        person = project._member(demand.owner, lambda: _Party(number, demand.person_weight, used(demand.group)))
+        leaf = person._members[number] = _Leaf(demand, cost, None if demand.owner is not None else used(demand.group))
         for party in (self, project, person):
             party._running += leaf.running()
         return leaf
 
     def _member(self, name: object, make: "Callable[[], _Party]") -> "_Party":
         if name not in self._members:
-            self._members[name] = make()
+            self._members[name] = made = make()
+            self._weights.add(made._weight)
         member = self._members[name]
         assert isinstance(member, _Party)
         return member
 
-    def line_up(self) -> None:
-        """Begins."""
-        for member in self._members.values():
-            member.line_up()
+    def line_up(self, due: float) -> None:
+        """Begins, with so much of the cluster due to all of it."""
         parties = [member for member in self._members.values() if isinstance(member, _Party)]
-        if len({party._weight for party in parties}) > 1:
-            _entitle(parties, 1.0)
+        within = any(len(party._weights) > 1 for party in parties)
+        for party, share in _dues(parties, due) if within else zip(parties, repeat(due)):
+            party.line_up(share)
+        if len(self._weights) > 1:
+            _entitle(parties, due)
         self._queue_up()
         self.over, self.key = not self.queue, self._place()
 
@@ -338,7 +346,7 @@ class _Party:
         if member.over:
             heapq.heappop(queue)
             self.over = not queue
-        elif len(queue) > 1 and (now := member.key) is not before:
+        elif (len(queue) > 1 or self._confined) and (now := member.key) is not before:
             heapq.heapreplace(queue, (now, member))
         if taken:
             self._share += taken
@@ -365,6 +373,17 @@ class _Party:
         return 1, used, share, self._oldest
 
 
+def _dues(parties: Sequence[_Party], left: float) -> Iterator[tuple[_Party, float]]:
+    """What is due to each of what is `left`: as much for its weight, or all that it asks for."""
+    asking = sorted(((one.most(), one) for one in parties), key=lambda row: row[0] / row[1]._weight)
+    # Added up from the last one on: of a small weight nothing would be left once a large one was taken off their sum.
+    weights = list(accumulate(party._weight for _, party in reversed(asking)))
+    for (most, party), weight in zip(asking, reversed(weights), strict=True):
+        due = min(most, left * party._weight / weight)
+        left -= due
+        yield party, due
+
+
 def _entitle(parties: Sequence[_Party], left: float) -> None:
     """Tells parties what is due to each of what is `left`: as much for its weight, or all that it asks for.
 
@@ -372,12 +391,10 @@ def _entitle(parties: Sequence[_Party], left: float) -> None:
     to those that run them. One that is larger than all these parts takes from what is due to others: it is its turn
     while it used less than all did in the mean.
     """
-    weights = math.fsum(party._weight for party in parties)
-    mean = math.fsum(party._used or 0.0 for party in parties) / weights
+    mean = math.fsum(party._used or 0.0 for party in parties) / math.fsum(party._weight for party in parties)
     parts, split = 0.0, list[tuple[float, int, float, _Party]]()
-    for most, party in sorted(((one.most(), one) for one in parties), key=lambda row: row[0] / row[1]._weight):
-        party._due, cost = min(most, left * party._weight / weights), party.next_cost()
-        left, weights = left - party._due, weights - party._weight
+    for party, due in _dues(parties, left):
+        party._due, cost = due, party.next_cost()
         whole = math.floor(party._due / cost + 1e-9) if cost > 0 else 0
         if (part := party._due - whole * cost) > 1e-9:
             used = party._used if party._used is not None else -float(party._running > whole * cost + 1e-9)

@@ -61,6 +61,13 @@ class ProjectOut(Out):
     gpu_hours: float = Field(description="Of all attempts that ended.")
 
 
+class PersonOut(Out):
+    """Who has a key of a project."""
+
+    owner: str = Field(description="As the keys have it.")
+    weight: float = Field(description="Of the project's share, beside the weights of its other people.")
+
+
 class KeyOut(Out):
     """A key without its secret."""
 

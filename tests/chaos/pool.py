@@ -5,11 +5,12 @@
 Two workers: one stands still with all that it runs, as if it were a machine that is away (of one on its own machine a
 worker sees the end at once), until the other runs its trials. One worker and a second node, four places in all: an
 urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
-endless grids, two of projects of which one weighs three times as much, and two of one person of which one has the
-higher priority; a cancelling, until no process is left of it; a drain, until no process is left at all; and Ray's GCS,
-or the head's raylet, that stands still for good, until trials begin in the cluster that is started anew. With four
-times as many places, room that shares leave over, lent to a grid and given back. `--quick` has leases and trials short,
-to see that it works: no bound, no record. Ends with code 1 where a bound is missed.
+endless grids, two of projects of which one weighs three times as much, two of people of one project of whom one does,
+and two of one person of which one has the higher priority; a cancelling, until no process is left of it; a drain, until
+no process is left at all; and Ray's GCS, or the head's raylet, that stands still for good, until trials begin in the
+cluster that is started anew. With four times as many places, room that shares leave over, lent to a grid and given
+back. `--quick` has leases and trials short, to see that it works: no bound, no record. Ends with code 1 where a bound
+is missed.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.client import Client
-from service.database import Experiment, Project, Trial, TrialState, now
+from service.database import Experiment, Person, Project, Trial, TrialState, now
 from service.database.engine import Database
 from service.queue.places import SHORT_SECONDS
 from tests.chaos.program import PROCESS
@@ -44,6 +45,7 @@ NAMES = (
     "preempting",
     "shares",
     "weights",
+    "people",
     "priorities",
     "lending",
     "cancel",
@@ -86,14 +88,30 @@ class Bench:
         spec = {"name": f"pool {self.posted}", "base": base, "grid": {"seed": list(range(trials))}, **more}
         return self.client.submit(spec).id
 
-    def give(self, experiment: int, weight: float) -> None:
-        """Gives an experiment to a project of its own that weighs so much."""
+    def give(self, weights: dict[int, float]) -> None:
+        """Gives each experiment to a project of its own that weighs so much."""
 
         def write(session: Session) -> None:
-            project = Project(name=f"of experiment {experiment}", weight=weight)
+            for number, weight in weights.items():
+                project = Project(name=f"of experiment {number}", weight=weight)
+                session.add(project)
+                session.flush()
+                session.get_one(Experiment, number).project_id = project.id
+
+        self.database.write(write)
+
+    def give_to_people(self, weights: dict[int, float]) -> None:
+        """Gives each experiment to a person who weighs so much, all of one project."""
+
+        def write(session: Session) -> None:
+            project = Project(name=f"of experiments {', '.join(map(str, weights))}")
             session.add(project)
             session.flush()
-            session.get_one(Experiment, experiment).project_id = project.id
+            for number, weight in weights.items():
+                owner = f"of experiment {number}"
+                session.add(Person(project_id=project.id, owner=owner, weight=weight))
+                experiment = session.get_one(Experiment, number)
+                experiment.project_id, experiment.owner = project.id, owner
 
         self.database.write(write)
 
@@ -126,6 +144,7 @@ def main() -> int:
         "preempting": preempting,
         "shares": shares,
         "weights": weights,
+        "people": people,
         "priorities": priorities,
         "lending": lending,
         "cancel": cancel,
@@ -200,10 +219,18 @@ def shares(bench: Bench, lengths: Lengths) -> dict[str, Any]:
 
 def weights(bench: Bench, lengths: Lengths) -> dict[str, Any]:
     """The same of grids of two projects, of which the second weighs so much that all places but one are due to it."""
+    return _weighed(bench, lengths, bench.give)
+
+
+def people(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """The same of two people of one project."""
+    return _weighed(bench, lengths, bench.give_to_people)
+
+
+def _weighed(bench: Bench, lengths: Lengths, give: Callable[[dict[int, float]], None]) -> dict[str, Any]:
     places = 2 * bench.site.cpus
     both = [bench.post(400, lengths.short) for _ in range(2)]
-    for one, weight in zip(both, (1.0, places - 1.0), strict=True):
-        bench.give(one, weight)
+    give(dict(zip(both, (1.0, places - 1.0), strict=True)))
     _wait(lambda: all(_all(bench.training(one), due) for one, due in zip(both, (1, places - 1), strict=True)))
     had, idle = _ten_ends(bench, places, *both)
     share, due = had[both[0]] / had.total(), 1 / places

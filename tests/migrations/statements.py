@@ -170,6 +170,7 @@ class Installation:
             keys.authenticate(session, key.id, key.secret_hash)
             keys.mark_used(session, key.id)
             keys.update_project(session, project.id, "vision", max_queued_trials=9, max_gpu_hours=None, weight=2.0)
+            keys.weigh(session, project.id, "somebody", 3.0)
             return project.id
 
         return self.database.write(work)

@@ -119,6 +119,46 @@ def project(
     typer.echo(f"project {name}: {max_queued_trials} trials, {max_gpu_hours} GPU-hours (None: no limit)")
 
 
+@keys_app.command()
+@plain_errors
+def people(project: Annotated[str, typer.Argument(help="The project's name.")]) -> None:
+    """List who has a key of a project, with what each weighs."""
+    from rich.table import Table
+
+    from service.access import keys
+
+    table = Table("owner", "weight")
+    with _database(new=False) as database, database.read() as session:
+        for row in keys.list_people(session, _project_id(session, project)):
+            table.add_row(row.owner, f"{row.weight:g}")
+    print_table(table)
+
+
+@keys_app.command()
+@plain_errors
+def person(
+    project: Annotated[str, typer.Argument(help="The project's name.")],
+    owner: Annotated[str, typer.Argument(help="Who has a key of it.")],
+    weight: Annotated[float, typer.Option(min=0.001, max=1000, help="Of the project's share, beside its others.")],
+) -> None:
+    """Set what a person weighs beside the others of a project (who was given no weight weighs 1)."""
+    from service.access import keys
+
+    with _database(new=False) as database:
+        database.write(lambda session: keys.weigh(session, _project_id(session, project), owner, weight))
+    typer.echo(f"{owner} of project {project}: weight {weight:g}")
+
+
+def _project_id(session: "Session", name: str) -> int:
+    """Of the project of that name; raises `UserError` where there is none."""
+    from service.access import keys
+    from service.errors import UserError
+
+    if (found := keys.project_named(session, name)) is None:
+        raise UserError(f"PROJECT {name!r}: there is none; `ttsv keys ls` has their names")
+    return found.id
+
+
 def _refuse_unfit(what: str, name: str) -> None:
     """Raises `UserError` for a name that the API would not take either."""
     from service.errors import UserError

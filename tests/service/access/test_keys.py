@@ -278,6 +278,93 @@ class TestGuard:
         assert ended
 
 
+class TestPeople:
+    """Whose keys a project has, and what they weigh beside each other."""
+
+    @pytest.fixture
+    def admin(self, make: Callable[..., str]) -> dict[str, str]:
+        """Of the project 1; those of the project 2 are not in order, and one has two keys."""
+        admin = bearer(make("ops", "admin", owner="root"))
+        for owner in ("bob", "ada", "a/b c%?#", "ada"):
+            make(owner=owner)
+        return admin
+
+    def people(self, api: TestClient, admin: dict[str, str], project: int = 2) -> dict[str, float]:
+        answer = api.get(f"/v1/projects/{project}/people", headers=admin)
+        assert answer.status_code == 200
+        return {row["owner"]: row["weight"] for row in answer.json()}
+
+    def test_each_weighs_one_until_another_weight_is_set(self, guarded: TestClient, admin: dict[str, str]) -> None:
+        assert self.people(guarded, admin) == {"a/b c%?#": 1, "ada": 1, "bob": 1}
+        for weight in (3, 0.5, 0.5):
+            changed = guarded.put("/v1/projects/2/people/ada", json={"weight": weight}, headers=admin)
+            assert (changed.status_code, changed.json()) == (200, {"owner": "ada", "weight": weight})
+        slashed = guarded.put("/v1/projects/2/people/a%2Fb%20c%25%3F%23", json={"weight": 1000}, headers=admin)
+        assert slashed.json() == {"owner": "a/b c%?#", "weight": 1000}
+        assert self.people(guarded, admin) == {"a/b c%?#": 1000, "ada": 0.5, "bob": 1}
+        assert self.people(guarded, admin, 1) == {"root": 1}
+
+    def test_of_another_project_too_it_is_another_weight(
+        self, guarded: TestClient, admin: dict[str, str], make: Callable[..., str]
+    ) -> None:
+        make("speech", owner="ada")
+        guarded.put("/v1/projects/3/people/ada", json={"weight": 7}, headers=admin)
+        assert (self.people(guarded, admin)["ada"], self.people(guarded, admin, 3)) == (1, {"ada": 7})
+
+    @pytest.mark.parametrize(
+        ("body", "field", "message"),
+        [
+            ({"weight": 0}, "weight", "above 0"),
+            ({"weight": 1001}, "weight", "at most 1000"),
+            ({"weight": True}, "weight", "number"),
+            ({"weight": None}, "weight", "number"),
+            ({}, "weight", "required"),
+            ({"weight": 2, "wait": 3}, "wait", "unknown"),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_weight_is_refused(
+        self, guarded: TestClient, admin: dict[str, str], body: dict[str, Any], field: str, message: str
+    ) -> None:
+        answer = guarded.put("/v1/projects/2/people/ada", json=body, headers=admin)
+        (error,) = answer.json()["errors"]
+        assert (answer.status_code, error["field"]) == (422, field)
+        assert message in error["message"]
+        assert self.people(guarded, admin)["ada"] == 1
+
+    def test_who_is_not_there_is_told(self, guarded: TestClient, admin: dict[str, str]) -> None:
+        for method, path in (("GET", ""), ("PUT", "/ada")):
+            body = {"weight": 2} if method == "PUT" else None
+            answer = guarded.request(method, f"/v1/projects/9/people{path}", json=body, headers=admin)
+            assert (answer.status_code, answer.json()["detail"]) == (404, "there is no project 9")
+        misspelt = guarded.put("/v1/projects/2/people/adda", json={"weight": 2}, headers=admin)
+        told = "project 'vision' has no key of 'adda': make one, or name who has one"
+        assert (misspelt.status_code, misspelt.json()["detail"]) == (404, told)
+        unseen = guarded.put("/v1/projects/2/people/%20", json={"weight": 2}, headers=admin)
+        assert (unseen.status_code, unseen.json()["errors"][0]["field"]) == (422, "owner")
+
+    def test_their_list_has_pages(self, guarded: TestClient, admin: dict[str, str]) -> None:
+        first = guarded.get("/v1/projects/2/people?limit=2", headers=admin)
+        second = guarded.get(first.links["next"]["url"], headers=admin)
+        assert [[row["owner"] for row in page.json()] for page in (first, second)] == [["a/b c%?#", "ada"], ["bob"]]
+        assert "next" not in second.links
+
+    def test_whose_keys_are_revoked_stays_while_experiments_may_wait(
+        self, guarded: TestClient, admin: dict[str, str], make: Callable[..., str]
+    ) -> None:
+        key = make(owner="eve")
+        guarded.delete(f"/v1/keys/{key.split('_')[1]}", headers=admin)
+        assert guarded.put("/v1/projects/2/people/eve", json={"weight": 2}, headers=admin).status_code == 200
+        assert self.people(guarded, admin)["eve"] == 2
+
+    def test_of_two_that_set_the_first_weight_at_once_one_is_the_last(self, database: Database, admin: Any) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            weights = [2.0, 3.0, 4.0, 5.0]
+            list(pool.map(lambda each: database.write(lambda s: keys.weigh(s, 2, "bob", each).weight), weights))
+        with database.read() as session:
+            assert {row.owner: row.weight for row in keys.list_people(session, 2)}["bob"] in weights
+
+
 class TestStart:
     def test_an_open_address_needs_a_key_first(
         self, database_url: str, tmp_path: Path, make: Callable[..., str]

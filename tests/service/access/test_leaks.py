@@ -242,6 +242,8 @@ def test_only_an_admin_makes_keys(ask: Callable[..., Response], role: tuple[str,
         ("POST", "/v1/projects", {"json": {"name": "x"}}),
         ("POST", "/v1/keys", {"json": {"project_id": 1, "owner": "x", "scopes": ["admin"]}}),
         ("PUT", "/v1/projects/1", {"json": {"name": "x"}}),
+        ("GET", "/v1/projects/1/people", {}),
+        ("PUT", "/v1/projects/1/people/ours", {"json": {"weight": 1000}}),
         ("DELETE", "/v1/keys/0123456789abcdef", {}),
     ):
         assert ask("ours", role, method, path, **request).status_code == 403, path

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from service.api import health
+from service.api import health, keys
 from service.api.http import problems
 from service.api.openapi_examples import experiments, leaderboards, trials
 from service.schemas.experiments import ExperimentOut
 from service.schemas.leaderboards import LeaderboardOut, TableOut
-from service.schemas.service import Problem, Readiness
+from service.schemas.service import KeyOut, NewKeyOut, PersonOut, Problem, ProjectOut, Readiness
 from service.schemas.trials import ArtifactList, MetricsPage, ResultDetailOut, SpectraOut, TrialDetailOut, TrialOut
 from service.specs.spec import ExperimentSpec
 
@@ -31,6 +31,10 @@ from service.specs.spec import ExperimentSpec
         (LeaderboardOut, leaderboards.LEADERBOARD),
         (TableOut, leaderboards.TABLE),
         (Readiness, health.READINESS),
+        (ProjectOut, keys.PROJECT),
+        (PersonOut, keys.PERSON),
+        (KeyOut, keys.KEY),
+        (NewKeyOut, keys.NEW_KEY),
         (Problem, problems.EXAMPLE),
     ],
 )

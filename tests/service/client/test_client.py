@@ -140,6 +140,13 @@ class TestAgainstAServer:
         assert next(client.experiments(state="queued")).id == ids[-1]
         assert len(requests) == 3
 
+    def test_people_of_a_project_have_weights(self, client: Client) -> None:
+        project = client.create_project("team").id
+        for owner in ("bob", "a/b c%?#"):
+            client.create_key(project, owner)
+        assert client.update_person(project, "a/b c%?#", weight=2).weight == 2
+        assert {row.owner: row.weight for row in client.people(project)} == {"a/b c%?#": 2, "bob": 1}
+
     def test_lists_of_bare_items_too(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(5):
             client.create_project(f"p{number}")

@@ -12,7 +12,7 @@ from sqlalchemy import event, func, insert, literal, select, text
 from sqlalchemy.orm import Session
 
 from service.access.security import ANYONE, Principal
-from service.database import Event, Experiment, ExperimentState, Project, Tally, Trial, TrialState, now
+from service.database import Event, Experiment, ExperimentState, Person, Project, Tally, Trial, TrialState, now
 from service.database.engine import Database
 from service.experiments import actions, submission
 from service.experiments.submission import Draft
@@ -236,21 +236,23 @@ class TestDemands:
         database.write(under(lease, HeldExperiment.end_search))
         assert found(database, number)[number].demand.trials == 1
 
-    def test_whose_it_is_and_what_their_project_weighs(self, post: Post, database: Database, table: Table) -> None:
-        nobodys = post()
+    def test_whose_it_is_and_what_they_and_their_project_weigh(self, post: Post, database: Database) -> None:
+        whose = [(None, None, 1.0, 1.0), (None, "ada", 1.0, 1.0), (5, None, 2.5, 1.0)]  # an admin's have no project
+        whose += [(5, "ada", 2.5, 3.0), (5, "bob", 2.5, 1.0), (6, "ada", 1.0, 0.5), (6, "bob", 1.0, 1.0)]
+        numbers = [post() for _ in whose]
 
         def share(session: Session) -> None:
-            session.add(Project(id=5, name="vision", weight=2.5))
+            session.add_all([Project(id=5, name="vision", weight=2.5), Project(id=6, name="speech")])
             session.flush()
-            experiment = session.get_one(Experiment, post_two)
-            experiment.project_id, experiment.owner = 5, "ada"
+            weights = {(5, "ada"): 3.0, (6, "ada"): 0.5, (6, "cid"): 9.0}
+            session.add_all(Person(project_id=at, owner=name, weight=each) for (at, name), each in weights.items())
+            for number, (project, owner, *_) in zip(numbers, whose, strict=True):
+                experiment = session.get_one(Experiment, number)
+                experiment.project_id, experiment.owner = project, owner
 
-        post_two = post()
         database.write(share)
-        one, two = found(database)[nobodys].demand, found(database)[post_two].demand
-        assert (one.project_id, one.owner, one.weight) == (None, None, 1.0)
-        assert (two.project_id, two.owner, two.weight) == (5, "ada", 2.5)
-        assert table(Project)[-1].weight == 2.5
+        demands = [one.demand for one in found(database).values()]
+        assert [(one.project_id, one.owner, one.weight, one.person_weight) for one in demands] == whose
 
 
 class TestWaiting:
@@ -451,6 +453,8 @@ class TestMany:
         post()
         for owner in ("ada", "bob"):
             many(5_000, project_id=projects[0], owner=owner)
+        weighing = [{"project_id": projects[0], "owner": f"person {n}", "weight": 2.0} for n in range(5_000)]
+        database.write(lambda session: session.execute(insert(Person), weighing))
         with database.engine.connect() as connection:
             connection.exec_driver_sql("ANALYZE")
             connection.commit()
@@ -463,6 +467,7 @@ class TestMany:
                 if database.engine.dialect.name == "sqlite":
                     plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all())
                     assert "SCAN experiments" not in plan
+                    assert "SCAN people" not in plan
                     assert "USING INDEX ix_experiments_state_priority_id" not in plan
                 else:
                     (told,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", values).one()

@@ -3,8 +3,11 @@
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +26,7 @@ nodes_of_a_cluster = st.lists(
 @st.composite
 def demands(draw: st.DrawFn) -> list[Demand]:
     weights = {None: 1.0, 1: draw(st.sampled_from([1.0, 0.001])), 2: draw(st.sampled_from([1.0, 3.0, 1000.0]))}
+    people = {None: 1.0, 1: draw(st.sampled_from([1.0, 2.0, 1000.0])), 2: draw(st.sampled_from([1.0, 0.001]))}
     projects = st.sampled_from([None, 1, 2])
     return [
         Demand(
@@ -32,7 +36,8 @@ def demands(draw: st.DrawFn) -> list[Demand]:
             priority=draw(st.integers(-1, 1)),
             project_id=(project := draw(projects)),
             weight=weights[project],
-            owner=draw(st.sampled_from([None, "ada", "bob"])),
+            owner=(owner := draw(st.sampled_from([None, "ada", "bob"]))),
+            person_weight=people[project] if owner == "ada" else 1.0,
             running=draw(st.integers(0, 3)),
         )
         for number in range(1, draw(st.integers(1, 6)) + 1)
@@ -163,7 +168,7 @@ class TestPartsOfCards:
         assert allocate([half], [Amount(9, 0.9999999999999999)], most_experiments=9) == {1: 2}
 
 
-def due(projects: list[tuple[float, int]], slots: int) -> list[Fraction]:
+def due(projects: list[tuple[float, int]], slots: Fraction | int) -> list[Fraction]:
     """What each of a list of weights and trials is due: as much for its weight, or all that it asks for."""
     found, left = [Fraction(0)] * len(projects), Fraction(slots)
     hungry = set(range(len(projects)))
@@ -177,53 +182,138 @@ def due(projects: list[tuple[float, int]], slots: int) -> list[Fraction]:
     return found
 
 
+def weighing(number: int, weight: float, *, person: bool, **more: Any) -> Demand:
+    """Of a project that weighs so much, or of a person in one."""
+    if person:
+        return Demand(number, needs=ONE, project_id=1, owner=f"person {number}", person_weight=weight, **more)
+    return Demand(number, needs=ONE, project_id=number, owner="ada", weight=weight, **more)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), min_size=1, max_size=6),
     st.integers(1, 40),
     st.lists(st.integers(0, 9), min_size=6, max_size=6),
+    st.booleans(),
 )
-def test_shares_follow_weights(projects: list[tuple[float, int]], slots: int, used: list[int]) -> None:
+def test_shares_follow_weights(parties: list[tuple[float, int]], slots: int, used: list[int], person: bool) -> None:
     """Each has what it is due but for a part of a trial, whoever used what before."""
     asked = [
-        Demand(number, trials, ONE, project_id=number, owner="ada", weight=weight, running=used[number])
-        for number, (weight, trials) in enumerate(projects)
+        weighing(number, weight, person=person, trials=trials, running=used[number])
+        for number, (weight, trials) in enumerate(parties)
     ]
     usage = Usage()
     usage.add(asked, [Amount(slots)], 60)
     for remembered in (None, usage):
         got = allocate(asked, [Amount(slots)], most_experiments=99, usage=remembered)
-        assert sum(got.values()) == min(slots, sum(trials for _, trials in projects))
-        for number, share in enumerate(due(projects, slots)):
+        assert sum(got.values()) == min(slots, sum(trials for _, trials in parties))
+        for number, share in enumerate(due(parties, slots)):
             assert math.floor(share) <= got.get(number, 0) <= math.ceil(share)
 
 
-@pytest.mark.parametrize(
-    ("weights", "slots"),
-    [((3, 1), 1), ((3, 1), 2), ((2, 1), 2), ((3, 2), 4), ((5, 1), 3), ((4, 2, 1), 3), ((10, *[1] * 10), 10)],
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1.0, 2.0]),
+            st.lists(st.tuples(st.sampled_from([1.0, 3.0]), st.integers(1, 15)), min_size=1, max_size=3),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 40),
 )
-def test_what_is_due_in_part_is_had_in_turns(weights: tuple[int, ...], slots: int) -> None:
-    """Trials of many lengths end one by one, and who has no more than it may goes on where one of its own has ended."""
+def test_people_divide_what_is_due_to_their_project(
+    projects: list[tuple[float, list[tuple[float, int]]]], slots: int
+) -> None:
+    """But for a part of a trial of the project's, and one of their own."""
+    asked = [
+        Demand(10 * project + person, trials, ONE, 0, project, f"person {person}", weight, person_weight)
+        for project, (weight, people) in enumerate(projects)
+        for person, (person_weight, trials) in enumerate(people)
+    ]
+    for usage in (None, Usage()):
+        got = allocate(asked, [Amount(slots)], most_experiments=99, usage=usage)
+        wanted = [(weight, sum(trials for _, trials in people)) for weight, people in projects]
+        for project, share in enumerate(due(wanted, slots)):
+            had = [got.get(10 * project + person, 0) for person in range(len(projects[project][1]))]
+            assert math.floor(share) <= sum(had) <= math.ceil(share)
+            for count, part in zip(had, due(projects[project][1], share), strict=True):
+                assert math.floor(part) - 1 <= count <= math.ceil(part) + 1
+
+
+def test_what_people_weigh_is_a_word_within_their_project() -> None:
+    ada, bob = (Demand(1, 99, ONE, 0, 1, "ada", 3.0, 2.0), Demand(2, 99, ONE, 0, 1, "bob", 3.0))
+    eve = Demand(3, 99, ONE, 0, 2, "eve", 1.0, 1000.0)
+    assert allocate([ada, bob, eve], [Amount(16)], most_experiments=9) == {1: 8, 2: 4, 3: 4}
+    equal = [replace(demand, weight=1.0) for demand in (ada, bob, eve)]
+    assert allocate(equal, [Amount(12)], most_experiments=9) == {1: 4, 2: 2, 3: 6}
+    few = replace(ada, trials=1)
+    assert allocate([few, bob, eve], [Amount(16)], most_experiments=9) == {1: 1, 2: 11, 3: 4}
+
+
+def test_however_unlike_weights_are_there_are_shares() -> None:
+    """The sum of both is the larger one, as numbers are written."""
+    for trials, expected in ((50, {1: 4}), (3, {1: 3, 2: 1})):
+        for person, firm in product((False, True), repeat=2):
+            asked = [weighing(1, 1000, person=person, trials=trials), weighing(2, 1e-20, person=person, trials=99)]
+            assert allocate(asked, [Amount(4)], most_experiments=9, firm=firm) == expected
+
+
+def parts_of_time(asking: Sequence[Demand], slots: int) -> list[float]:
+    """What part of all places each has, where trials take one each.
+
+    Trials of many lengths end one by one, and who has no more than it may goes on where one of its own has ended.
+    """
     rng, usage, nodes = random.Random(0), Usage(), [Amount(slots)]
-    ends: list[list[int]] = [[] for _ in weights]
-    ran = [0] * len(weights)
-    for now in range(2000 * len(weights) // slots):
-        asked = [
-            Demand(number, 9999, ONE, project_id=number, owner="ada", weight=weight, running=len(ends[number]))
-            for number, weight in enumerate(weights)
-        ]
+    ends: list[list[int]] = [[] for _ in asking]
+    ran = [0] * len(asking)
+    for now in range(2000 * len(asking) // slots):
+        asked = [replace(demand, running=len(mine)) for demand, mine in zip(asking, ends, strict=True)]
         usage.add(asked, nodes, 0.5)
         got = allocate(asked, nodes, most_experiments=99, usage=usage)
         for number, mine in enumerate(ends):
             going = [end for end in mine if end > now]
             going += [now + rng.randint(10, 30) for _ in range(min(got.get(number, 0), len(mine)) - len(going))]
             ends[number] = going
-        for number in rng.sample(range(len(weights)), len(weights)):
+        for number in rng.sample(range(len(asking)), len(asking)):
             while len(ends[number]) < got.get(number, 0) and sum(map(len, ends)) < slots:
                 ends[number].append(now + rng.randint(10, 30))
         assert sum(map(len, ends)) == slots, "none stays empty"
         ran = [before + len(mine) for before, mine in zip(ran, ends, strict=True)]
-    for had, weight in zip(ran, weights, strict=True):
-        assert had / sum(ran) == pytest.approx(weight / sum(weights), rel=0.1)
+    return [had / sum(ran) for had in ran]
+
+
+@pytest.mark.parametrize("person", [False, True], ids=["projects", "people"])
+@pytest.mark.parametrize(
+    ("weights", "slots"),
+    [((3, 1), 1), ((3, 1), 2), ((2, 1), 2), ((3, 2), 4), ((5, 1), 3), ((4, 2, 1), 3), ((10, *[1] * 10), 10)],
+)
+def test_what_is_due_in_part_is_had_in_turns(weights: tuple[int, ...], slots: int, person: bool) -> None:
+    asking = [weighing(number, weight, person=person, trials=9999) for number, weight in enumerate(weights)]
+    for had, weight in zip(parts_of_time(asking, slots), weights, strict=True):
+        assert had == pytest.approx(weight / sum(weights), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("projects", "slots"),
+    [
+        ([(1, (1, 3)), (1, (1,))], 2),
+        ([(1, (1, 3)), (1, (1,))], 3),
+        ([(3, (1, 3)), (1, (1,))], 2),
+        ([(3, (1, 3)), (1, (1, 2))], 5),
+        ([(3, (1, 1)), (1, (1, 2))], 3),
+    ],
+)
+def test_so_it_is_within_a_project_to_which_a_part_is_due(
+    projects: list[tuple[int, tuple[int, ...]]], slots: int
+) -> None:
+    rows = [(number, weight, people, one) for number, (weight, people) in enumerate(projects) for one in people]
+    asking = [
+        Demand(at, 9999, ONE, 0, number, f"person {at}", weight, one)
+        for at, (number, weight, _, one) in enumerate(rows)
+    ]
+    whole = sum(weight for weight, _ in projects)
+    for had, (_, weight, people, one) in zip(parts_of_time(asking, slots), rows, strict=True):
+        assert had == pytest.approx(weight / whole * one / sum(people), rel=0.1)
 
 
 def test_a_large_trial_of_which_a_part_is_due_has_its_turn_too() -> None:
@@ -295,9 +385,11 @@ def test_what_was_used_counts_half_after_six_hours() -> None:
     assert usage.of(one.group) == usage.of(other.group) == 0, "so little is forgotten"
 
 
-def test_turns_go_by_what_was_used_for_its_weight() -> None:
+@pytest.mark.parametrize("person", [False, True], ids=["projects", "people"])
+def test_turns_go_by_what_was_used_for_its_weight(person: bool) -> None:
     usage, nodes = Usage(), [ONE]
-    heavy, light = of_project(2, weight=3, running=1), of_project(1, running=1)
+    heavy = weighing(2, 3, person=person, trials=99, running=1)
+    light = weighing(1, 1, person=person, trials=99, running=1)
     usage.add([heavy], nodes, 20)
     usage.add([light], nodes, 10)
     assert allocate([heavy, light], nodes, most_experiments=9, usage=usage) == {2: 1}
@@ -325,6 +417,10 @@ def test_what_is_due_as_a_whole_is_nobodys_turn() -> None:
     assert firm([one], 3) == {1: 3}
     mates = [Demand(number, 9, ONE, project_id=1, owner=owner) for number, owner in enumerate(("ada", "bob", "cid"))]
     assert firm([*mates, of_project(3)], 7) == {0: 1, 1: 1, 2: 1, 3: 3}
+    assert firm([*mates[:2], of_project(3)], 6) == {0: 1, 1: 1, 3: 3}, "who is left over has no more for that"
+    weighed = [replace(mates[0], person_weight=3.0), mates[1]]
+    assert firm([*weighed, of_project(3)], 8) == {0: 3, 1: 1, 3: 4}
+    assert firm([*weighed, of_project(3)], 6) == {0: 2, 3: 3}
     large = Demand(4, 9, Amount(3), project_id=2, owner="eve")
     assert firm([of_project(1), large], 5) == {1: 2}
 

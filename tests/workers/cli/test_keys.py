@@ -1,0 +1,58 @@
+"""`ttsv keys`: what people of a project weigh, straight in the database."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from workers.cli.__main__ import app
+
+Keys = Callable[..., Result]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    """Runs `ttsv keys` on a data folder of its own."""
+
+    def run(*command: str) -> Result:
+        return CliRunner().invoke(app, ["keys", *command], env={"TTSV_DATA_DIR": str(tmp_path / "data")})
+
+    return run
+
+
+def test_people_have_weights_and_one_at_first(keys: Keys) -> None:
+    for owner in ("grace", "ada"):
+        assert keys("create", "vision", "--owner", owner).exit_code == 0
+    weighed = keys("person", "vision", "grace", "--weight", "2.5")
+    assert (weighed.exit_code, weighed.stdout) == (0, "grace of project vision: weight 2.5\n")
+    listed = keys("people", "vision")
+    assert [line.split() for line in listed.stdout.splitlines() if "ada" in line or "grace" in line] == [
+        ["ada", "1"],
+        ["grace", "2.5"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "command"),
+    [
+        (1, "PROJECT 'visoin': there is none; `ttsv keys ls` has", ("person", "visoin", "ada", "--weight", "2")),
+        (1, "PROJECT 'visoin': there is none; `ttsv keys ls` has", ("people", "visoin")),
+        (1, "project 'vision' has no key of 'adda': make one, or", ("person", "vision", "adda", "--weight", "2")),
+        (2, "Invalid value for '--weight'", ("person", "vision", "ada", "--weight", "0")),
+        (2, "Invalid value for '--weight'", ("person", "vision", "ada", "--weight", "nan")),
+        (2, "Invalid value for '--weight'", ("person", "vision", "ada", "--weight", "1001")),
+        (2, "Missing option '--weight'", ("person", "vision", "ada")),
+    ],
+)
+def test_what_is_wrong_is_named(keys: Keys, code: int, says: str, command: tuple[str, ...]) -> None:
+    keys("create", "vision", "--owner", "ada")
+    done = keys(*command)
+    assert (done.exit_code, says in done.stderr) == (code, True), done.stderr
+    assert ["ada", "1"] in [line.split() for line in keys("people", "vision").stdout.splitlines()]
+
+
+@pytest.mark.parametrize("command", [("people", "vision"), ("person", "vision", "ada", "--weight", "2")])
+def test_where_there_is_no_database_none_is_made(keys: Keys, tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert keys(*command).exit_code == 1
+    assert list(tmp_path.iterdir()) == []
