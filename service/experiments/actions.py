@@ -22,8 +22,11 @@ from service.specs.spec import Changes
 
 RETRIED_BY_DEFAULT = (TrialState.FAILED,)
 """Not the diverged ones, as the same seed would diverge again, and not those that somebody cancelled."""
-RESUMED_BY_RETRY = ("crashed", "infrastructure")
-"""Failures of the machine: what was trained stays, and a retry goes on from the last checkpoint."""
+RESUMED_BY_RETRY = ("crashed", "infrastructure", "bad_data")
+"""Failures of the machine or of a data set: what was trained stays, and a retry goes on from the last checkpoint.
+
+None is taken that was trained on other data, as its identity says on which.
+"""
 
 
 def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:

@@ -1,7 +1,7 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--respite SECONDS] [--calm] [--only kill|freeze|node] [--unshared] [--away SECONDS]
+                          [--respite SECONDS] [--calm] [--only kill|freeze|node|data] [--unshared] [--away SECONDS]
                           [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
@@ -11,7 +11,7 @@ Ends with code 1 where anything was lost, doubled or changed, or a trial did not
 
 With `--only freeze` there are two workers with a cluster each, of which one after the other stands still, with its
 drivers and their trials, until the other has claimed what it had, and then wakes up. With `--only node` the second node
-is killed with all that it runs.
+is killed with all that it runs, and with `--only data` nothing dies, but bits of the data set change.
 """
 
 import argparse
@@ -39,6 +39,8 @@ from service.experiments.submission import turns_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
+from tests.chaos import images
+from tests.chaos.derived import BAD_DATA
 from tests.chaos.fences import read as read_refusals
 from tests.chaos.monkey import RESPITE_SECONDS, Monkey
 from tests.chaos.site import ROOT, Site, why_not_unshared
@@ -70,7 +72,7 @@ class Grid:
         return {
             "name": f"chaos {number}",
             "order": "random" if self._is_split(number) else "grid",
-            "base": {"dataset": "digits", "model": "small-cnn", "training": training},
+            "base": {"dataset": images.NAME, "model": "small-cnn", "training": training},
             "grid": {"seed": list(range(self.trials)), "training.weight_decay": [number / 1000]},
         }
 
@@ -140,13 +142,26 @@ class Poster:
         self._rest = []
         return True
 
-    def _answer(self, address: str, document: dict[str, Any], key: str) -> Any:
-        """What the API says; None where it is away, or its database."""
+    def retry(self, database: Database, monkey: Monkey) -> bool:
+        """Does as a person who reads why trials were refused their data, and runs them again once that is put right.
+
+        Whether there are any; `database` is what a checker sees of it.
+        """
+        refused = _refused(database)
+        for experiment_id, error in refused:
+            monkey.refused(error)
+            if not monkey.wrong_data():
+                self._answer(f"/v1/experiments/{experiment_id}/retry", {}, None)
+        return bool(refused)
+
+    def _answer(self, address: str, document: dict[str, Any], key: str | None) -> Any:
+        """What the API says; None where it is away, or its database, or where it cannot read the data set just then."""
+        headers = {} if key is None else {"Idempotency-Key": key}
         try:
-            answer = self._client.post(address, json=document, headers={"Idempotency-Key": key})
+            answer = self._client.post(address, json=document, headers=headers)
         except httpx.TransportError:
             return None
-        if answer.status_code >= 500:
+        if answer.status_code >= 500 or (answer.status_code == 422 and images.SOURCE in answer.text):
             return None
         answer.raise_for_status()
         return answer.json()
@@ -156,7 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
-    parser.add_argument("--count", type=int, help="until so many processes, or nodes, were killed, or zombies woke up")
+    parser.add_argument("--count", type=int, help="until so many of what is asked for were met")
     parser.add_argument("--every", type=float, help="mean pause between two mishaps, in seconds; 3, or 10 of --calm")
     parser.add_argument(
         "--respite",
@@ -165,7 +180,7 @@ def main() -> int:
         help="how long nothing is met, in seconds, of what all others need, once one of these was",
     )
     parser.add_argument("--calm", action="store_true", help="what leaves the processor to others")
-    parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
+    parser.add_argument("--only", choices=("kill", "freeze", "node", "data"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
     parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
@@ -221,6 +236,7 @@ def main() -> int:
                 break  # it is missed: what comes of that need not be waited for
             if poster.pending or _open(database) < grid.most_open:
                 poster.post(database)
+            poster.retry(database, monkey)
             time.sleep(0.1)
         monkey.rest()
         if site.postgres is not None:
@@ -228,11 +244,12 @@ def main() -> int:
         broken = time.monotonic() - began
         print(f"{broken:.0f} s, {sum(monkey.done.values())} mishaps; now peace", flush=True)
         deadline = time.monotonic() + options.peace
-        while not options.unfenced and (_open(database) or poster.pending):
+        while not options.unfenced and (poster.retry(database, monkey) or _open(database) or poster.pending):
             if time.monotonic() > deadline:
                 print("not all came to an end in time", flush=True)
                 break
             site.mend()
+            monkey.look_at_data()
             if poster.pending:
                 poster.post(database)
             time.sleep(0.2)
@@ -272,6 +289,9 @@ def main() -> int:
     print(json.dumps(found), flush=True)
     refused = ", ".join(f"{count} of the thread {name}" for name, count in verdict.refused.items()) or "none"
     print(f"{monkey.zombies} drivers woke up after somebody else had claimed; writes refused: {refused}", flush=True)
+    told = f"{verdict.mutated} checkpoints were changed, {verdict.noticed} of them noticed"
+    told += f"; {verdict.data_changed} files of the data set, {verdict.data_noticed} of them noticed"
+    print(f"{told}, for which {verdict.data_refused} trials were refused it and retried", flush=True)
     for fault in verdict.faults:
         print(f"FAULT: {fault}", flush=True)
     if options.record:
@@ -311,6 +331,14 @@ def _has_begun(database: Database, experiment: int) -> bool:
         begun = select(Trial.id).where(Trial.experiment_id == experiment, Trial.started_at.is_not(None))
         return session.scalar(begun.limit(1)) is not None
     return False
+
+
+def _refused(database: Database) -> list[tuple[int, str]]:
+    """Trials that were refused their data: experiment, and why; as far as the database answers."""
+    with contextlib.suppress(SQLAlchemyError), database.read() as session:
+        query = select(Trial.experiment_id, Trial.error).where(Trial.failure == BAD_DATA)
+        return [(row.experiment_id, row.error or "") for row in session.execute(query.distinct())]
+    return []
 
 
 def _open(database: Database) -> int:

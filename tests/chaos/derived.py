@@ -16,6 +16,8 @@ from service.leaderboards.metrics import Metric, from_stored
 from service.leaderboards.score_ranks import standing_of, tie_of
 from service.queue.attempts import MOST_ATTEMPTS
 
+BAD_DATA = "bad_data"
+"""How a trial fails that is refused its data set, and that is retried once a file of it was put right."""
 _FINAL = {EventKind.TRIAL_FINISHED, EventKind.TRIAL_EARLY_STOPPED, EventKind.TRIAL_FAILED}
 _AGAIN = {EventKind.TRIAL_LOST, EventKind.TRIAL_YIELDED, EventKind.TRIAL_CROWDED}
 _HANDOVERS = {EventKind.RELEASED, EventKind.REAPED}
@@ -43,13 +45,18 @@ class History:
     def _of(self, kinds: set[EventKind]) -> list[Event]:
         return [one for one in self.events if one.trial_id == self.trial.id and one.kind in kinds]
 
+    def refusals(self) -> list[Event]:
+        """The trial's ends by which it was refused its data, after each of which it was retried."""
+        return [one for one in self._of({EventKind.TRIAL_FAILED}) if one.detail["failure"] == BAD_DATA]
+
     def _handovers(self) -> int:
         """How often the experiment was taken from its worker before the trial ended, which no event of it tells."""
         last = max((one.id for one in self._of(_FINAL)), default=0)
         return sum(one.kind in _HANDOVERS and one.id < last for one in self.events)
 
     def _events(self) -> Iterator[str]:
-        trial, ends = self.trial, [(one.kind, one.detail["attempt"]) for one in self._of(_FINAL)]
+        trial, refused = self.trial, {one.id for one in self.refusals()}
+        ends = [(one.kind, one.detail["attempt"]) for one in self._of(_FINAL) if one.id not in refused]
         if ends != [(EventKind.TRIAL_FINISHED, trial.attempts)]:
             yield f"its final events are {ends}, those of one that succeeded by its attempt {trial.attempts}"
         lost = {one.detail["attempt"] for one in self._of({EventKind.TRIAL_LOST})}
@@ -64,7 +71,7 @@ class History:
         if not numbers or numbers != list(range(first, numbers[-1] + 1)):
             yield f"its attempts are numbered {numbers}"
             return
-        most = 1 + len(self._of(_AGAIN)) + self._handovers()
+        most = 1 + len(self._of(_AGAIN)) + len(self.refusals()) + self._handovers()
         if numbers[-1] > most:
             yield f"it has {numbers[-1]} attempts, and at most {most} that events tell of"
         if self.attempts[-1].started_at != trial.started_at:
@@ -84,7 +91,7 @@ class History:
             return
         least = (trial.finished_at - trial.started_at).total_seconds()
         most = (trial.finished_at - claims[0]).total_seconds() + (1 + handovers) * self.spread
-        if not self._of(_AGAIN) and not handovers:
+        if not self._of(_AGAIN) and not self.refusals() and not handovers:
             most = least
         if not least - _EXACT_SECONDS <= trial.run_seconds <= most + _EXACT_SECONDS:
             yield f"it took {trial.run_seconds} s, which its moments make {least} to {most}"

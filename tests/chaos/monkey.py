@@ -1,4 +1,7 @@
-"""What goes wrong, drawn by a seed: kills, frozen processes, cut or silent connections, lost replies, a full disk."""
+"""What goes wrong, drawn by a seed.
+
+Kills, frozen processes, cut or silent connections, lost replies, a full disk, bits that a disk has lost.
+"""
 
 import random
 import time
@@ -13,6 +16,8 @@ from sqlalchemy.orm import Session
 from service.database import ClusterNode, Experiment, ExperimentState
 from service.database.engine import Database
 from service.specs.states import NodeState
+from tests.chaos import notes
+from tests.chaos.images import Spoilt
 from tests.chaos.site import LEASE_SECONDS, Site
 
 TRIALS = {"trial": 8, "driver": 5, "api": 2}
@@ -28,6 +33,9 @@ FREEZES = {"trial": 3, "driver": 3, "api": 1}
 FROZEN_MACHINERY = {"worker": 1, "raylet": 1, "postgres": 1}
 SPOILT = 0.3
 """So many of the kills of trials have the newest checkpoint changed before."""
+DATA_SECONDS, MOST_DATA_SECONDS = 3.0, 15.0
+"""So long a file of the data set stays wrong at least, and at most where no trial meets it, that the service cannot put
+right by itself."""
 MOST_PATIENCE = 60.0
 """So long, in seconds, a party stands still whose experiments nobody takes over; and so long one is waited for that
 trains something of each."""
@@ -47,9 +55,10 @@ class Party:
 class Monkey:
     """Draws one mishap after another. `done` counts them; `every` is the mean pause between two, in seconds.
 
-    `only` is `kill`, `freeze`, `node`, or None for any. Each kind of victim is met once, in an order that is drawn,
-    before any that can be met comes again; `respite` is for how long what all others need is left alone. `zombies` are
-    drivers that woke up after somebody else had claimed their experiment, `zombie_trials` processes of their trials.
+    `only` is `kill`, `freeze`, `node`, `data`, or None for any. Each kind of victim is met once, in an order that is
+    drawn, before any that can be met comes again; `respite` is for how long what all others need is left alone.
+    `zombies` are drivers that woke up after somebody else had claimed their experiment, `zombie_trials` processes of
+    their trials.
     """
 
     site: Site
@@ -67,6 +76,8 @@ class Monkey:
         self._machinery_from = 0.0
         self._wait_until = time.monotonic() + MOST_PATIENCE
         self._party: Party | None = None
+        self._spoilt: list[tuple[Spoilt, float]] = []
+        self._unseen: list[Spoilt] = []
         kinds = list((TRIALS | MACHINERY).keys() - ({"postgres"} if self.site.postgres is None else set()))
         frozen = list((FREEZES | FROZEN_MACHINERY).keys() & kinds)
         self._unmet = {"kill": self._shuffled(kinds), "freeze": self._shuffled(frozen)}
@@ -78,16 +89,19 @@ class Monkey:
 
     def unmet(self) -> list[str]:
         """The kinds of processes of which none was killed yet, where kills are drawn."""
-        return [] if self.only in ("freeze", "node") else sorted(self._unmet["kill"])
+        return [] if self.only in ("freeze", "node", "data") else sorted(self._unmet["kill"])
 
     def met(self) -> int:
-        """How much was done of what `only` names: processes killed, zombies woken, nodes killed."""
+        """How much was done of what `only` names: processes or nodes killed, zombies woken, files of data changed."""
         if self.only == "freeze":
             return self.zombies
+        if self.only == "data":
+            return self.done["data changed"]
         return sum(count for name, count in self.done.items() if name.startswith("kill "))
 
     def turn(self, database: Database) -> None:
         """Does what is due. `database` is what a checker sees of it."""
+        self.look_at_data()
         if self._party is not None:
             self._look_after(self._party, database)
             return
@@ -98,15 +112,50 @@ class Monkey:
             self._stun(database)
         elif self.only == "node":
             self._kill_node()
+        elif self.only == "data":
+            self._change_data()
         elif self.only == "kill" or self._random.random() < 0.7:
             self._kill()
         else:
             self._hinder()
 
     def rest(self) -> None:
-        """Nothing more goes wrong, and who stands still goes on."""
+        """Nothing more goes wrong, and who stands still goes on; what only a person puts right is."""
+        self._spoilt = [(spoilt, -MOST_DATA_SECONDS) for spoilt, _ in self._spoilt]
         if self._party is not None:
             self._wake(self._party, {})
+
+    def wrong_data(self) -> list[Spoilt]:
+        """What only a person puts right, and nobody has yet."""
+        return [spoilt for spoilt, _ in self._spoilt if spoilt.for_a_person]
+
+    def look_at_data(self) -> None:
+        """Sees what the service has noticed of the data set, and puts right in time what it cannot by itself."""
+        left = []
+        for spoilt, since in self._spoilt:
+            if (stands := spoilt.stands()) is False:
+                notes.note_data(self.site.notes, "noticed", str(spoilt))
+                self._tell("data noticed", str(spoilt))
+            elif stands and not (self._is_due(spoilt, since) and self._put_right(spoilt)):
+                left.append((spoilt, since))
+        self._spoilt = left
+
+    def refused(self, error: str) -> None:
+        """A trial was refused the set, and this is what a person reads: it says which file that is about."""
+        for spoilt in [one for one in self._unseen if str(one.folder / one.file) in error]:
+            self._unseen.remove(spoilt)
+            notes.note_data(self.site.notes, "noticed", str(spoilt))
+            self._tell("data refused", error)
+
+    def _is_due(self, spoilt: Spoilt, since: float) -> bool:
+        unseen = any(spoilt is one for one in self._unseen)
+        lasted = time.monotonic() - since
+        return spoilt.for_a_person and lasted > (MOST_DATA_SECONDS if unseen else DATA_SECONDS)
+
+    def _put_right(self, spoilt: Spoilt) -> bool:
+        if done := spoilt.put_right():
+            self._tell("data put right", str(spoilt))
+        return done
 
     def take_database(self, seconds: float) -> None:
         """The database is away for so long; nothing else goes wrong meanwhile."""
@@ -218,7 +267,7 @@ class Monkey:
         )
 
     def _hinder(self) -> None:
-        mishaps = ["freeze"]
+        mishaps = ["freeze", "data"]
         if self.site.postgres is not None:
             mishaps += ["cut", "silence", "swallow"]
         mishaps += self.site.disks
@@ -226,6 +275,8 @@ class Monkey:
         proxy = None if self.site.postgres is None else self.site.postgres.proxy
         if mishap == "freeze":
             self._freeze()
+        elif mishap == "data":
+            self._change_data()
         elif mishap in self.site.disks:
             if self.site.fill_disk(mishap, 3):
                 self._say(f"{mishap} full", "for 3 s")
@@ -238,6 +289,15 @@ class Monkey:
         elif proxy is not None:
             proxy.swallow += 3
             self._say("COMMIT swallowed", "three replies")
+
+    def _change_data(self) -> None:
+        """A bit of a file of the data set, where it is and can be changed."""
+        standing = [spoilt for spoilt, _ in self._spoilt]
+        if (spoilt := self.site.spoil_data(self._random, standing)) is not None:
+            self._spoilt.append((spoilt, time.monotonic()))
+            self._unseen += [spoilt] if spoilt.for_a_person else []
+            notes.note_data(self.site.notes, "changed", str(spoilt))
+            self._say("data changed", str(spoilt))
 
     def _say(self, name: str, detail: str) -> None:
         self.done[name] += 1

@@ -1,6 +1,7 @@
 """Who trained which epoch: a notebook that every trial's process of a chaos run writes, and that no mishap meets."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,11 +9,14 @@ from service.storage import Attempt
 from tests.chaos.fences import NOTES
 
 _FILE = "epochs"
+_DATA = "data"
 
 
 @dataclass
 class Lives:
     """A trial's processes: how many, epochs trained again, checkpoints changed and found so, and what is wrong.
+
+    `seen`: what each attempt saw of its data set, which is to be judged.
 
     A process may do no more again than the epoch that its predecessor (the newest attempt before it) did last, one
     more for the checkpoint that it found spoilt, and those that a predecessor may have been ahead of its store.
@@ -22,6 +26,7 @@ class Lives:
     redone: int = 0
     mutated: int = 0
     spoilt: int = 0
+    seen: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
@@ -35,10 +40,27 @@ def note_epoch(folder: Path, epoch: int) -> None:
     _note(folder, f"epoch {epoch}")
 
 
+def note_seen(folder: Path, seen: str) -> None:
+    """A process has read its data set (`tests.chaos.images.seen`)."""
+    _note(folder, f"seen {seen}")
+
+
 def note_mutation(notes: Path, folder: Path, number: int) -> None:
     """Somebody has changed this checkpoint, and nobody will write another of this attempt."""
     with (notes / _FILE).open("a") as file:
         file.write(f"{folder.parent.name} {folder.name} mutated {number}\n")
+
+
+def note_data(notes: Path, what: str, which: str) -> None:
+    """What became of a file of the data set, `which` in words: it was `changed`, or the service `noticed` that."""
+    with (notes / _DATA).open("a") as file:
+        file.write(f"{what} {which}\n")
+
+
+def read_data(notes: Path) -> Counter[str]:
+    """How often what became of a file of the data set."""
+    path = notes / _DATA
+    return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
 
 
 def read(notes: Path, ahead: int = 0) -> dict[int, Lives]:
@@ -49,7 +71,11 @@ def read(notes: Path, ahead: int = 0) -> dict[int, Lives]:
     path = notes / _FILE
     for line in path.read_text().splitlines() if path.exists() else ():
         trial, name, what, number = line.split()
-        lives, attempt, epoch = found.setdefault(int(trial), Lives()), Attempt.parse(name), int(number)
+        lives = found.setdefault(int(trial), Lives())
+        if what == "seen":
+            lives.seen.append((name, number))
+            continue
+        attempt, epoch = Attempt.parse(name), int(number)
         assert attempt is not None
         before = reached.setdefault(int(trial), {})
         if what == "epoch":

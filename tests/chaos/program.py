@@ -1,10 +1,10 @@
 """A worker whose trials carry a hash chain through their epochs, so that any lost, doubled or different epoch shows.
 
 `python tests/chaos/program.py` is the worker; its drivers run the same file. An epoch is nothing but the next link:
-the hash of the link before, which a checkpoint (of the kind that trainings have) carries from process to process, and
-of its own number; every number that is reported is made of the link. `python tests/chaos/program.py api` is the API.
-Settings come from the environment; clocks are as wrong as it says (`tests.chaos.clocks`), and what is noted goes to the
-folder `CHAOS_NOTES` (`tests.chaos.notes`).
+the hash of the link before, which a checkpoint (of the kind that trainings have) carries from process to process, of
+its own number, and of the data set that the process has read; every number that is reported is made of the link.
+`python tests/chaos/program.py api` is the API. Settings come from the environment; clocks are as wrong as it says
+(`tests.chaos.clocks`), and what is noted goes to the folder `CHAOS_NOTES` (`tests.chaos.notes`).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos import clocks, fences, notes
+from tests.chaos import clocks, fences, images, notes
 from ttsv.config.trial import TrialConfig
 from ttsv.metrics.catalog import METRICS
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
@@ -34,9 +34,9 @@ def first_link(seed: int, decay: float) -> str:
     return hashlib.sha256(f"{seed} {decay!r}".encode()).hexdigest()
 
 
-def next_link(link: str, epoch: int) -> str:
-    """The chain after one more epoch."""
-    return hashlib.sha256(f"{link} {epoch}".encode()).hexdigest()
+def next_link(link: str, epoch: int, seen: str) -> str:
+    """The chain after one more epoch, of what was seen of the data set (`tests.chaos.images.seen`)."""
+    return hashlib.sha256(f"{link} {epoch} {seen}".encode()).hexdigest()
 
 
 def reported(link: str, name: str) -> float:
@@ -84,16 +84,21 @@ def run_trial(
     """Goes on from the checkpoint, link by link; `training.lr` is the length of an epoch in seconds.
 
     As in every training an epoch is told of before its checkpoint is there: who dies between the two does it again.
+    And the data set is read first of all, as trainings read theirs.
     """
+    from ttsv.data import load_dataset  # as `checkpoints`
+
+    data = load_dataset(config.dataset, data_dir)
     kept = checkpoints(config, folder)
     newest = max((int(path.stem) for path in kept.folder.glob("*.json")), default=0)
     state = kept.latest() or {"epoch": 0, "link": first_link(config.seed, config.training.weight_decay)}
     done, link = int(state["epoch"]), str(state["link"])
     (folder / PROCESS).write_text(str(os.getpid()))
     notes.note_start(folder, done, spoilt=done < newest)
+    notes.note_seen(folder, images.seen(data))
     for epoch in range(done + 1, config.training.epochs + 1):
         time.sleep(config.training.lr)
-        link = next_link(link, epoch)
+        link = next_link(link, epoch, images.seen(data))
         notes.note_epoch(folder, epoch)
         yield epoch_of(link, epoch, config.training.epochs)
         kept.save(epoch, {"epoch": epoch, "link": link})

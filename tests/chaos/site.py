@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,7 +23,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from service.database.engine import Database
 from service.upkeep.migrate import migrate
-from tests.chaos import clocks
+from tests.chaos import clocks, images
 from tests.chaos.fences import NOTES, UNFENCED
 from tests.chaos.notes import note_mutation
 from tests.chaos.program import PROCESS
@@ -195,7 +195,8 @@ class Site:
                 self.disks[name] = folder
 
     def start(self) -> None:
-        """Brings everything up."""
+        """Brings everything up, with the data set that trials read."""
+        images.make(self.data)
         database = Database(self.url)
         migrate(database)
         database.close()
@@ -375,6 +376,19 @@ class Site:
                 self.kill(pid)
                 return len(found) >= 2
         return False
+
+    def spoil_data(self, choose: random.Random, standing: Collection[images.Spoilt] = ()) -> images.Spoilt | None:
+        """Changes a bit of a file of the data set, on the head or on a second node that has its own; None without.
+
+        Those that are `standing` are wrong as it is.
+        """
+        folders = {images.HEAD: self.data / "datasets"}
+        node = self._children.get("node")
+        if self.unshared and node is not None and node.poll() is None:
+            # As its own mount namespace has it.
+            folders["the second node"] = Path(f"/proc/{node.pid}/root{self.data}/datasets")
+        where = choose.choice(list(folders))
+        return images.spoil(where, folders[where], choose, standing)
 
     def fill_disk(self, name: str, seconds: float) -> bool:
         """Takes all that is left of one of our disks, for so long; whether it was not full so already."""

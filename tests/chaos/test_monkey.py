@@ -12,11 +12,14 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from tests.chaos import notes
-from tests.chaos.monkey import MACHINERY, RESPITE_SECONDS, TRIALS, Monkey
+from tests.chaos import images, notes
+from tests.chaos.monkey import DATA_SECONDS, MACHINERY, RESPITE_SECONDS, TRIALS, Monkey
 from tests.chaos.program import PROCESS, checkpoints
 from tests.chaos.site import Site
 from ttsv.config.trial import TrialConfig
+from ttsv.data import load_dataset
+from ttsv.data.shared import find_shared
+from ttsv.errors import DataError
 
 KINDS = [*TRIALS, *MACHINERY]
 CONFIG = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": {"epochs": 9}})
@@ -147,3 +150,90 @@ def test_one_checkpoint_alone_stays_as_it_is(site: Site, process: subprocess.Pop
     assert process.wait(10) == -9
     assert (checkpoints(CONFIG, folder).latest() or {})["epoch"] == 5
     assert notes.read(site.notes) == {}
+
+
+@pytest.fixture
+def data(site: Site) -> Path:
+    """The site's data folder, with the set in it."""
+    images.make(site.data)
+    return site.data
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_a_data_set_in_which_a_bit_was_changed_the_right_one_is_seen_or_none(
+    site: Site, data: Path, seed: int
+) -> None:
+    """Wherever the bit is: what is made of the set is made anew, and only what the user made is left to be mended."""
+    choose = random.Random(seed)
+    for _ in range(3):
+        spoilt = site.spoil_data(choose)
+        assert spoilt is not None
+        assert spoilt.stands()
+        refused = ""
+        try:
+            assert images.seen(load_dataset(images.NAME, data)) == images.right(images.NAME)
+        except DataError as error:
+            refused = str(error)
+        assert not refused or (spoilt.for_a_person and str(spoilt.folder / spoilt.file) in refused)
+        assert spoilt.stands() == spoilt.for_a_person
+        assert spoilt.put_right()
+        assert images.seen(load_dataset(images.NAME, data)) == images.right(images.NAME)
+
+
+def test_each_file_of_the_set_is_met_with_new_times_and_old(site: Site, data: Path) -> None:
+    choose, met = random.Random(0), set()
+    for _ in range(60):
+        spoilt = site.spoil_data(choose)
+        assert spoilt is not None
+        met.add((spoilt.file.rpartition("/")[2], spoilt.dated))
+        spoilt.put_right()
+        load_dataset(images.NAME, data)
+    stamped = {(file, dated) for file in ("chaos.npz", "images.npy", "labels.npy") for dated in (True, False)}
+    assert met == stamped | {("npz-chaos.json", True), ("npz-chaos.sha256.json", True)}
+
+
+def test_what_a_disk_changed_is_seen_by_who_does_not_look(data: Path) -> None:
+    """Else nothing would be tried: times alone tell nothing of it."""
+    folder, choose = data / "datasets", random.Random(0)
+    while (spoilt := images.spoil(images.HEAD, folder, choose)) is None or spoilt.dated or spoilt.file == images.SOURCE:
+        assert spoilt is not None
+        spoilt.put_right()
+        load_dataset(images.NAME, data)
+    assert find_shared(images.NAME, folder) is not None
+    assert find_shared(images.NAME, folder, whole=True) is None
+
+
+def test_the_monkey_puts_right_what_only_a_person_can(
+    site: Site, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("tests.chaos.monkey.time", SimpleNamespace(monotonic=lambda: clock, strftime=str))
+    monkey = Monkey(site, 0, 60.0)
+    monkeypatch.setattr(monkey._random, "choice", lambda found: "data" if "data" in found else found[0])
+    monkeypatch.setattr(monkey._random, "random", lambda: 0.3)
+    monkey._hinder()
+    (spoilt,) = monkey.wrong_data()
+    assert (spoilt.file, spoilt.dated) == (images.SOURCE, True)
+    with pytest.raises(DataError) as caught:
+        load_dataset(images.NAME, data)
+    monkey.refused(str(caught.value))
+    monkey.refused(str(caught.value))
+    monkey.look_at_data()
+    assert spoilt.stands()
+    clock += DATA_SECONDS + 1
+    monkey.look_at_data()
+    assert not spoilt.stands()
+    assert monkey.wrong_data() == []
+    assert images.seen(load_dataset(images.NAME, data)) == images.right(images.NAME)
+    assert notes.read_data(site.notes) == {"changed": 1, "noticed": 1}
+    assert monkey.done["data changed"] == 1
+
+
+def test_no_file_is_changed_that_is_wrong_as_it_is(site: Site, data: Path) -> None:
+    choose, standing = random.Random(0), list[images.Spoilt]()
+    while (spoilt := site.spoil_data(choose, standing)) is not None:
+        standing.append(spoilt)
+    files = [one.file for one in standing]
+    assert len(files) == len(set(files))
+    assert images.NOTE in files, "without a note that is whole nothing is changed any more"
+    assert all(one.stands() for one in standing)

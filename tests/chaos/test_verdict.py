@@ -20,11 +20,12 @@ from service.queue import leases
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.storage import Attempt, Folder, begin
-from tests.chaos import notes
+from tests.chaos import images, notes
 from tests.chaos.fences import NOTES
 from tests.chaos.program import checkpoints, run_trial
 from tests.chaos.verdict import Verdict, judge
 from ttsv.config.trial import TrialConfig
+from ttsv.data import shared
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport, ResultReport, StartedReport
@@ -32,7 +33,7 @@ from workers.trial_process.trial_folder import manifest
 
 EPOCHS = 4
 BASE: dict[str, Any] = {
-    "dataset": "digits",
+    "dataset": images.NAME,
     "model": "small-cnn",
     "training": {"epochs": EPOCHS, "lr": 1e-9},
 }
@@ -68,8 +69,17 @@ def posted(url: str) -> None:
 def played(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     (tmp_path / "notes").mkdir()
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
-    posted(sqlite_url)
-    database = Database(sqlite_url)
+    played = play(sqlite_url, tmp_path)
+    yield played
+    played.database.close()
+
+
+def play(url: str, data: Path) -> Played:
+    """Runs the experiment to its end, on what the data folder has as data set, or puts one there."""
+    posted(url)
+    if not (data / "datasets").exists():
+        images.make(data)
+    database = Database(url)
     lease = database.write(lambda session: leases.claim(session, "worker", None))
     assert lease is not None
     recorder = Recorder(database, lease, lost=lambda: None)
@@ -78,16 +88,15 @@ def played(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         recorder.started(seed + 1)
         recorder.reported(seed + 1, StartedReport("here", []))
         config = TrialConfig.from_dict({**BASE, "seed": seed})
-        folder = tmp_path / begin(Folder(tmp_path), seed + 1, Attempt(lease.fence))
-        for report in run_trial(config, data_dir=tmp_path, folder=folder):
+        folder = data / begin(Folder(data), seed + 1, Attempt(lease.fence))
+        for report in run_trial(config, data_dir=data, folder=folder):
             if isinstance(report, EpochMetrics):
                 recorder.reported(seed + 1, EpochReport([report]))
             elif isinstance(report, TrialResult):
-                recorder.reported(seed + 1, ResultReport(report, manifest(report.artifacts, tmp_path)))
+                recorder.reported(seed + 1, ResultReport(report, manifest(report.artifacts, data)))
     recorder.flush()
     database.write(lambda session: leases.complete(session, lease))
-    yield Played(database, tmp_path)
-    database.close()
+    return Played(database, data)
 
 
 def _again(table: type[Base], rows: ColumnElement[bool], *but: str) -> Insert:
@@ -186,6 +195,7 @@ def test_no_checkpoint_is_ahead_of_what_was_told(tmp_path: Path, monkeypatch: py
     """A process frozen between the two, whose files another takes over, would else leave a hole in the chain."""
     (tmp_path / "notes").mkdir()
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
+    images.make(tmp_path)
     config = TrialConfig.from_dict(BASE)
     told = run_trial(config, data_dir=tmp_path, folder=tmp_path)
     for epoch in range(1, EPOCHS + 1):
@@ -231,6 +241,66 @@ def test_checkpoints_that_were_changed(played: Played, spoilt: bool, done: int, 
     assert (verdict.mutated, verdict.noticed) == (1, spoilt)
     assert [text for text in verdict.faults if fault is None or fault not in text] == []
     assert len(verdict.faults) == (fault is not None)
+
+
+@pytest.mark.parametrize("file", ["images.npy", "labels.npy"])
+def test_trials_that_train_on_other_data(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """One bit of what was read makes other links of every epoch; so it is where the product does not look."""
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
+    images.make(tmp_path)
+    folder = tmp_path / "datasets"
+    (path,) = folder.glob(f"cache/*/{file}")
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 16
+    path.chmod(0o644)
+    path.write_bytes(content)
+    images.keep_times(folder, str(path.relative_to(folder)))
+    monkeypatch.setattr("ttsv.data.loading.open_shared", lambda name, place, *, whole: shared.open_shared(name, place))
+    played = play(sqlite_url, tmp_path)
+    faults = played.judged().faults
+    played.database.close()
+    for words in ("attempt 1 trained on other data than npz:chaos is", "its epochs are not the chain"):
+        assert sum(words in fault for fault in faults) == 2, faults
+
+
+def test_a_process_that_went_on_with_other_data(played: Played) -> None:
+    """Though nothing of it was stored."""
+    notes.note_seen(played.folder().with_name("3"), "0" * 64)
+    (fault,) = played.judged().faults
+    assert fault.endswith("attempt 3 trained on other data than npz:chaos is")
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_trials_that_are_refused_changed_data_and_retried(played: Played, changed: bool) -> None:
+    if changed:
+        notes.note_data(played.data / "notes", "changed", "chaos.npz of the head")
+        notes.note_data(played.data / "notes", "noticed", "chaos.npz of the head")
+
+    def work(session: Session) -> None:
+        end = session.scalars(select(Event).where(Event.trial_id == 1)).one()
+        kept = {column.key: getattr(end, column.key) for column in Event.__table__.columns if column.key != "id"}
+        session.delete(end)
+        session.add(Event(**kept | {"kind": "trial_failed", "detail": {"attempt": 1, "failure": "bad_data"}}))
+        session.flush()
+        session.add(Event(**kept))
+
+    verdict = played.judged(work)
+    assert (verdict.data_changed, verdict.data_noticed, verdict.data_refused) == (changed, changed, 1)
+    expected = [] if changed else ["1 times a trial was refused its data, which nobody had changed"]
+    assert verdict.faults == expected
+
+
+def test_a_trial_that_failed_otherwise_before_it_succeeded(played: Played) -> None:
+    def work(session: Session) -> None:
+        end = session.scalars(select(Event).where(Event.trial_id == 1)).one()
+        kept = {column.key: getattr(end, column.key) for column in Event.__table__.columns if column.key != "id"}
+        session.add(Event(**kept | {"kind": "trial_failed", "detail": {"attempt": 1, "failure": "error"}}))
+
+    (fault,) = played.judged(work).faults
+    assert "its final events are [('trial_finished', 1), ('trial_failed', 1)]" in fault
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -300,9 +370,8 @@ def test_seconds_of_a_trial_whose_experiment_was_taken_away_are_of_two_clocks(
 
 
 def test_the_program_goes_on_from_a_checkpoint_and_from_none_that_was_changed(tmp_path: Path) -> None:
-    config = TrialConfig.from_dict(
-        {"dataset": "digits", "model": "small-cnn", "training": {"epochs": EPOCHS, "lr": 1e-9}, "seed": 3}
-    )
+    images.make(tmp_path)
+    config = TrialConfig.from_dict({**BASE, "seed": 3})
 
     def links(folder: Path) -> list[float]:
         run = run_trial(config, data_dir=tmp_path, folder=folder)

@@ -15,11 +15,10 @@ from sqlalchemy.orm import Session
 
 from service.database import Artifact, Attempt, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.experiments.events import EventKind
-from tests.chaos import clocks
+from tests.chaos import clocks, images, notes
 from tests.chaos.derived import History, score_faults, tally_faults
 from tests.chaos.fences import read as read_refusals
 from tests.chaos.notes import Lives
-from tests.chaos.notes import read as read_lives
 from tests.chaos.program import epoch_of, first_link, next_link, result_of
 from ttsv.config.trial import TrialConfig
 from ttsv.metrics.catalog import METRICS
@@ -39,6 +38,12 @@ class Verdict:
     """Checkpoints that were changed."""
     noticed: int = 0
     """Those of them that a process met, and fell back from."""
+    data_changed: int = 0
+    """Files of the data set, or made of it, that were changed."""
+    data_noticed: int = 0
+    """Those of them that were made anew or brought anew, or for which a trial was refused the set."""
+    data_refused: int = 0
+    """Times that a trial ended so, and was run again once the file was put right."""
     lost: int = 0
     """Times that a trial's process was lost, after which it ran again."""
     charged: int = 0
@@ -52,11 +57,11 @@ class Verdict:
         self.faults.append(f"trial {trial.id} of experiment {trial.experiment_id} (seed {trial.seed}): {what}")
 
 
-def chain(seed: int, decay: float, epochs: int) -> list[str]:
+def chain(seed: int, decay: float, epochs: int, dataset: str) -> list[str]:
     """The links after each epoch of an undisturbed trial."""
     links, link = [], first_link(seed, decay)
     for epoch in range(1, epochs + 1):
-        link = next_link(link, epoch)
+        link = next_link(link, epoch, images.right(dataset))
         links.append(link)
     return links
 
@@ -73,7 +78,7 @@ def judge(
     session: Session,
     data: Path,
     experiments: Mapping[str, int],
-    notes: Path,
+    noted_in: Path,
     *,
     killed: int = 0,
     places: int | None = None,
@@ -81,14 +86,15 @@ def judge(
 ) -> Verdict:
     """Looks at everything. `experiments` is what was posted: name -> how many trials it must have.
 
-    `notes` is the folder of what workers, drivers and trials noted themselves. `killed`: how many processes of trials
-    were killed by themselves, as only their deaths are held against trials. `places`: on how many trials run at
+    `noted_in` is the folder of what workers, drivers and trials noted themselves. `killed`: how many processes of
+    trials were killed by themselves, as only their deaths are held against trials. `places`: on how many trials run at
     once, where lost trials must have run again before new ones began. `ahead`: by how many epochs they may have been
     ahead of their store.
     """
-    verdict, noted = Verdict(), read_lives(notes, ahead)
-    refusals, wrong = read_refusals(notes), clocks.read(notes)
+    verdict, noted, data_set = Verdict(), notes.read(noted_in, ahead), notes.read_data(noted_in)
+    refusals, wrong = read_refusals(noted_in), clocks.read(noted_in)
     verdict.refused, verdict.faults = refusals.by_thread, list(refusals.stale)
+    verdict.data_changed, verdict.data_noticed = data_set["changed"], data_set["noticed"]
     found = session.execute(select(Experiment.name, Experiment.id, Experiment.state).order_by(Experiment.id)).all()
     for name, count in sorted((Counter(row.name for row in found) - Counter(experiments.keys())).items()):
         verdict.faults.append(f"experiment {name!r} is there {count} times too often")
@@ -115,6 +121,8 @@ def judge(
         verdict.faults.append(
             f"{verdict.charged} deaths were held against trials, {killed} of their processes were killed by themselves"
         )
+    if verdict.data_refused and not verdict.data_changed:
+        verdict.faults.append(f"{verdict.data_refused} times a trial was refused its data, which nobody had changed")
     verdict.faults += [*tally_faults(session), *score_faults(session)]
     return verdict
 
@@ -130,9 +138,10 @@ def _judge_trial(
     if trial.state != TrialState.SUCCEEDED:
         verdict.blame(trial, f"{trial.state.value} ({trial.failure}: {trial.error})")
         return
+    verdict.data_refused += len(history.refusals())
     for fault in history.faults():
         verdict.blame(trial, fault)
-    links = chain(trial.seed, TrialConfig.from_dict(trial.config).training.weight_decay, trial.epochs)
+    links = chain(trial.seed, TrialConfig.from_dict(trial.config).training.weight_decay, trial.epochs, trial.dataset)
     told = [epoch_of(link, epoch, trial.epochs) for epoch, link in enumerate(links, 1)]
     if [_columns(point, _POINT) for point in points] != [_columns(one, _POINT) for one in told]:
         verdict.blame(trial, f"its epochs are not the chain: {[_columns(point, _POINT) for point in points]}")
@@ -160,11 +169,14 @@ def _judge_trial(
 
 
 def _judge_lives(trial: Trial, lives: Lives, verdict: Verdict) -> None:
-    """A process that takes over redoes no more than the epoch whose checkpoint was not yet whole."""
+    """A process that takes over redoes no more than the epoch whose checkpoint was not yet whole; all see one set."""
     verdict.runs += lives.runs
     verdict.redone += lives.redone
     verdict.mutated += lives.mutated
     verdict.noticed += lives.spoilt
+    for attempt, seen in lives.seen:
+        if seen != images.right(trial.dataset):
+            verdict.blame(trial, f"attempt {attempt} trained on other data than {trial.dataset} is")
     for fault in lives.faults:
         verdict.blame(trial, fault)
 

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ttsv.data.download import file_digest
 from ttsv.data.source import Arrays
@@ -93,6 +95,18 @@ class ContentRecord:
             f"put back what was, or give what is new another name (to accept it under this one, remove {self.path}: "
             "results before and after are not comparable)"
         )
+
+
+def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> "np.memmap[Any, Any]":
+    """A file of an array of zeros, mapped to be filled. Raises `OSError` where the disk has no room for all of it.
+
+    Else what is written to the mapping would find none, which ends the process.
+    """
+    array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if sys.platform != "darwin":  # which has no such call
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    return array
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ttsv.checks import check_count
-from ttsv.data.content import content_sha256
+from ttsv.data.content import content_sha256, new_array
 from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, CorruptionProtocol, open_corrupted
 from ttsv.data.loading import as_pixels
 from ttsv.data.source import Arrays
@@ -92,7 +92,7 @@ class GeneratedCorruptions:
             np.save(made / LABELS, np.tile(self.labels, len(SEVERITIES)))
             for done, kind in enumerate(KINDS):
                 yield kind, done, len(KINDS)
-                target = np.lib.format.open_memmap(made / f"{kind}.npy", mode="w+", dtype=np.uint8, shape=shape)
+                target = new_array(made / f"{kind}.npy", np.uint8, shape)
                 for row, (severity, number) in enumerate(np.ndindex(len(SEVERITIES), len(self.images))):
                     seed = derived_seed(self.seed, "corruption", kind, SEVERITIES[severity], number) % 2**32
                     target[row] = corrupted(self.images[number], kind, SEVERITIES[severity], seed)

@@ -49,13 +49,14 @@ def load_dataset(name: str, data_dir: Path) -> Dataset:
     """Loads a data set, checked and split.
 
     The first load on a machine checks and reads the set and makes a copy, which all processes share; later ones
-    map that copy. The tensors are views of it: what is written to them alters neither the file nor what others see,
-    and not what this process loads next, but it does alter this data set. Do not write to them.
+    compare that copy with its SHA-256 and map it, or make it anew where it was altered. The tensors are views of it:
+    what is written to them alters neither the file nor what others see, and not what this process loads next, but it
+    does alter this data set. Do not write to them.
 
     Raises `DataError` where a file is missing (with the command that fetches it), cut, altered or otherwise not what
     it was at its first use, and `ConfigError` for an unknown name.
     """
-    shared = open_shared(name, Path(data_dir) / "datasets")
+    shared = open_shared(name, Path(data_dir) / "datasets", whole=True)
     ends = np.cumsum(list(shared.split["images"].values()))
     # Split before they are tensors, so that each has a storage of its own: one part is saved without the others.
     parts = (map(torch.from_numpy, np.split(array, ends[:-1])) for array in (shared.images, shared.labels))

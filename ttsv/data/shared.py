@@ -1,12 +1,16 @@
 """One copy of each data set per machine, mapped into the memory of every process that loads it.
 
 A set is checked and read once; then it lies in `datasets/cache/`, its training, validation and test images one after
-another, and is opened without reading it. Beside the copy stands a note of what it was made of: while size and
-times of those files, and of the copy's own, are unchanged, nothing is hashed again (`verify` hashes everything).
+another, and is opened by mapping it. Beside the copy stands a note of what it was made of: while size and times of
+those files, and of the copy's own, are unchanged, the set is not read again (`verify` reads and hashes everything). But
+a disk that loses a bit leaves size and times as they were: who is to compute with the images has the copy's own bytes
+compared with its SHA-256 first, a fraction of what one epoch takes, and a copy that is not what was written made anew.
 """
 
 import fcntl
+import hashlib
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ttsv.data.archive import BROKEN
 from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info
-from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
+from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, new_array, write_json
 from ttsv.data.counted import OWN, check_parts, class_count
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
@@ -28,10 +33,13 @@ from ttsv.data.sources import source_of
 from ttsv.data.split import SplitRecord, split_order
 from ttsv.errors import DataError
 
-FORMAT = 1
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
 """Of note and copy: raised with every change, which has all copies made anew."""
 IMAGES, LABELS = "images.npy", "labels.npy"
 _CHUNK = 4096
+_SEAL = "note_sha256"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +75,17 @@ class Note:
     split: SplitRecord
 
 
-def open_shared(name: str, folder: Path) -> SharedCopy:
+def open_shared(name: str, folder: Path, *, whole: bool = False) -> SharedCopy:
     """The copy of a data set, made first where there is none; `folder` is `data_dir/datasets`.
 
-    Any number of processes may do this at once. Raises `ConfigError` for an unknown name and `DataError`.
+    With `whole` it is read, and made anew where it is not what was written, though its size and times are. Any number
+    of processes may do this at once. Raises `ConfigError` for an unknown name and `DataError`.
     """
-    found = find_shared(name, folder)
+    found = find_shared(name, folder, whole=whole)
     if found is None:
         _require_files(name, folder)
         with locked(name, folder):
-            found = find_shared(name, folder)  # another process may have made it meanwhile
+            found = find_shared(name, folder, whole=whole)  # another process may have made it meanwhile
             if found is None:
                 _make(name, folder)
                 found = find_shared(name, folder)
@@ -85,16 +94,17 @@ def open_shared(name: str, folder: Path) -> SharedCopy:
     return found
 
 
-def find_shared(name: str, folder: Path) -> SharedCopy | None:
+def find_shared(name: str, folder: Path, *, whole: bool = False) -> SharedCopy | None:
     """The copy of a data set, if there is one and what it was made of is unchanged by size and times.
 
-    Raises `ConfigError` for an unknown name, and `DataError`.
+    With `whole` the copy itself must be what was written, by its SHA-256. Raises `ConfigError` for an unknown name, and
+    `DataError`.
     """
     with _disk(name, folder):
-        return _find(name, folder)
+        return _find(name, folder, whole)
 
 
-def _find(name: str, folder: Path) -> SharedCopy | None:
+def _find(name: str, folder: Path, whole: bool) -> SharedCopy | None:
     version = source_of(name).version
     note = _note(name, folder)
     record = ContentRecord.find(name, folder)
@@ -102,8 +112,17 @@ def _find(name: str, folder: Path) -> SharedCopy | None:
         return None
     if any(_stamp(folder / file) != stamp for file, stamp in note.stamps.items()):
         return None
+    for file, sha256 in note.arrays.items() if whole else ():
+        if file_digest(folder / file, "sha256") != sha256:
+            logger.warning("%s is not what was written there: it is made anew", folder / file)
+            return None
     place = _cache(folder) / note.copy
-    images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
+    try:
+        images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
+    except OSError:
+        raise
+    except BROKEN:  # its header, where nobody compared it
+        return None
     _, channels, size, *_ = images.shape
     parts = note.split["images"]
     info = dataset_info(name) or DatasetInfo(
@@ -223,7 +242,7 @@ def _make(name: str, folder: Path) -> str:
     )
     if record is None:
         ContentRecord.make(name, folder, sha256, files)
-    write_json(_note_path(name, folder), asdict(note))
+    write_json(_note_path(name, folder), sealed(asdict(note)))
     return sha256
 
 
@@ -262,7 +281,7 @@ def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, Sp
 
 def _write(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:
     """Writes `array[order]` to disk, piece by piece, as a file that nobody may write to."""
-    target = np.lib.format.open_memmap(path, mode="w+", dtype=array.dtype, shape=array.shape)
+    target = new_array(path, array.dtype, array.shape)
     for start in range(0, len(order), _CHUNK):
         target[start : start + _CHUNK] = array[order[start : start + _CHUNK]]
     target.flush()
@@ -270,12 +289,18 @@ def _write(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:
 
 
 def _note(name: str, folder: Path) -> Note | None:
-    """What stands beside a copy; None where there is none that this version understands."""
+    """What stands beside a copy; None where there is none that this version understands, or it is not as written."""
     try:
         note = json.loads(_note_path(name, folder).read_bytes())
-        return Note(**note) if note.get("format") == FORMAT else None
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # no JSON, no object, or not these entries
+        told = {entry: value for entry, value in note.items() if entry != _SEAL}
+        return Note(**told) if note == sealed(told) and told["format"] == FORMAT else None
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):  # no JSON, or not these entries
         return None
+
+
+def sealed(note: dict[str, Any]) -> dict[str, Any]:
+    """The note with the SHA-256 of all that it says: how a set is split stands nowhere else."""
+    return note | {_SEAL: hashlib.sha256(json.dumps(note, sort_keys=True).encode()).hexdigest()}
 
 
 def _note_path(name: str, folder: Path) -> Path:

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 500
 _TICK = timedelta(microseconds=1)
-_OF_THE_MACHINE = {"infrastructure"}
-"""Classes of failures upon which a retry goes on from the last checkpoint."""
+_NOT_OF_THE_TRIAL = {"infrastructure", "bad_data"}
+"""Classes of failures, of the machine or of a data set, upon which a retry goes on from the last checkpoint."""
 _NOT_SAID = {"trial_id", "protocol", "fence", "created_at"}
 _RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if column.key not in _NOT_SAID)
 """What the trial says itself: `TrialResult` has the same names."""
@@ -101,7 +101,7 @@ class Recorder:
             case ResultReport():
                 self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
             case FailureReport(failure, message):
-                final = failure not in _OF_THE_MACHINE
+                final = failure not in _NOT_OF_THE_TRIAL
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=final, settles=True)
             case CrowdedReport(message):
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)

@@ -260,7 +260,7 @@ class TestRunning:
             "trial.log",
         }
 
-    @pytest.mark.parametrize("failure", ["crashed", "infrastructure", "error"])
+    @pytest.mark.parametrize("failure", ["crashed", "infrastructure", "bad_data", "error"])
     def test_so_does_that_of_a_trial_that_the_machine_failed(
         self,
         running: tuple[Lease, list[int]],

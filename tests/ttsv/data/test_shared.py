@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from ttsv.data import fetch_dataset, load_dataset, shared, verify_dataset
+from ttsv.data import fetch_dataset, list_datasets, load_dataset, shared, verify_dataset
 from ttsv.data.content import content_sha256, file_hashes, write_json
 from ttsv.data.own import Npz
+from ttsv.data.shared import sealed
 from ttsv.data.source import Arrays
 from ttsv.errors import DataError
 
@@ -55,9 +57,24 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Npz, "files", called)
     monkeypatch.setattr(Npz, "read", called)
     monkeypatch.setattr(shared, "file_hashes", called)
+    monkeypatch.setattr(shared, "content_sha256", called)
 
 
-def test_second_load_reads_and_hashes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def flip(path: Path, offset: int, folder: Path) -> None:
+    """Changes a bit as a disk does: size and times stay, so that the note has those that the file has now."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(0o444)
+    state, note_path = path.stat(), folder / "cache" / "npz-mine.json"
+    note = json.loads(note_path.read_text())
+    del note["note_sha256"]
+    note["stamps"][str(path.relative_to(folder))] = [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+    write_json(note_path, sealed(note))
+
+
+def test_second_load_reads_and_hashes_no_more_than_the_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load_dataset(NAME, folder.parent)
     forbid_reading(monkeypatch)
     second = load_dataset(NAME, folder.parent)
@@ -184,6 +201,73 @@ def test_damaged_copy_is_named_and_made_again(folder: Path, damage: str) -> None
     assert torch.equal(load_dataset(NAME, folder.parent).train.images, first)
     verify_dataset(NAME, folder.parent)
     assert len(copies(folder)) == 1
+
+
+@pytest.mark.parametrize("offset", [3, 60, -9])
+@pytest.mark.parametrize("file", ["images.npy", "labels.npy"])
+def test_a_bit_that_the_disk_lost_is_noticed_before_anything_computes_with_it(
+    folder: Path, file: str, offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the header, where it says the shape, or in what follows: nobody trains on it, and the copy is made anew."""
+    first = load_dataset(NAME, folder.parent)
+    images, labels = first.train.images.clone(), first.train.labels.clone()
+    path = copies(folder)[0] / file
+    whole = path.read_bytes()
+    flip(path, offset, folder)
+    assert path.read_bytes() != whole
+    again = load_dataset(NAME, folder.parent)
+    assert torch.equal(again.train.images, images)
+    assert torch.equal(again.train.labels, labels)
+    assert path.read_bytes() == whole
+    assert f"{path} is not what was written there" in caplog.text
+    caplog.clear()
+    load_dataset(NAME, folder.parent)
+    assert caplog.text == ""
+
+
+def test_a_lost_bit_of_header_does_not_keep_the_sets_from_being_listed(folder: Path) -> None:
+    load_dataset(NAME, folder.parent)
+    flip(copies(folder)[0] / "images.npy", 3, folder)
+    assert {one.name: one.sha256 for one in list_datasets(folder.parent)}[NAME] is None
+
+
+def test_a_lost_bit_of_the_note_splits_the_set_no_other_way(folder: Path) -> None:
+    """Wherever it is: the set is read as it was, or the note made anew."""
+    first = load_dataset(NAME, folder.parent)
+    note = folder / "cache" / "npz-mine.json"
+    whole = note.read_bytes()
+    for offset in range(len(whole)):
+        content = bytearray(whole)
+        content[offset] ^= 1
+        note.write_bytes(content)
+        found = shared.find_shared(NAME, folder)
+        assert found is None or (found.split, found.sha256) == (first.split, first.sha256), offset
+    assert load_dataset(NAME, folder.parent).split == first.split
+    assert note.read_bytes() == whole
+
+
+def test_a_disk_without_room_for_a_copy_is_said_and_ends_no_process(folder: Path) -> None:
+    """A mapping that the disk has no room for kills who writes to it."""
+    disk = folder.parent / "disk"
+    (disk / "datasets").mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"no disk can be made here: {error}")
+    if done.returncode:
+        pytest.skip(f"no disk can be made here: {done.stderr.strip()}")
+    try:
+        (disk / "datasets").mkdir()
+        save(disk / "datasets", 0)
+        filler = disk / "filler"
+        filler.write_bytes(bytes(36864))
+        with pytest.raises(DataError, match="No space left on device"):
+            load_dataset(NAME, disk)
+        filler.unlink()
+        assert load_dataset(NAME, disk).info.name == NAME
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_equal_content_has_one_copy_unless_it_is_split_otherwise(folder: Path) -> None:

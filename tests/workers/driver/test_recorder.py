@@ -144,16 +144,17 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert ended == [second, third]
 
 
-def test_who_failed_for_the_machine_keeps_its_checkpoints(lab: Lab) -> None:
-    """A retry costs no finished epoch: its files are not where they are served from, or the head is away."""
+@pytest.mark.parametrize("failure", ["infrastructure", "bad_data"])
+def test_who_failed_for_the_machine_or_its_data_keeps_its_checkpoints(lab: Lab, failure: str) -> None:
+    """A retry costs no finished epoch: the head was away, or a disk had changed the data set."""
     bench, ended, settled = Bench(lab), list[int](), list[int]()
     recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append, settled=settled.append)
     recorder.open()
     first = bench.trials()[0].id
     recorder.started(first)
-    recorder.reported(first, FailureReport("infrastructure", "`model` is not in the store"))
+    recorder.reported(first, FailureReport(failure, "what to do"))
     assert recorder.flush(5)
-    assert (bench.trials()[0].state, bench.trials()[0].failure) == ("failed", "infrastructure")
+    assert (bench.trials()[0].state, bench.trials()[0].failure) == ("failed", failure)
     assert (ended, settled) == ([], [first])
 
 
