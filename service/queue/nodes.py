@@ -235,9 +235,9 @@ def others(session: Session, worker: str, ours: Collection[str]) -> Others:
 
 @cache
 def _others() -> Select[*tuple[Any, ...]]:
-    return select(
-        ClusterNode.id, ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib
-    ).where(*_there(bindparam("since", type_=ClusterNode.seen_at.type)), ClusterNode.worker != bindparam("worker"))
+    return select(ClusterNode.id, ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib).where(
+        *_there(bindparam("since", type_=ClusterNode.seen_at.type)), ClusterNode.worker != bindparam("worker")
+    )
 
 
 def needs_of(session: Session, experiments: Collection[int]) -> dict[int, Amount]:
