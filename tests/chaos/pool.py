@@ -7,8 +7,9 @@ worker sees the end at once), until the other runs its trials. One worker and a 
 urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
 endless grids, two of projects of which one weighs three times as much, two of people of one project of whom one does,
 and two of one person of which one has the higher priority; a cancelling, until no process is left of it; a drain, until
-no process is left at all; and Ray's GCS, or the head's raylet, that stands still for good, until trials begin in the
-cluster that is started anew. With four times as many places, room that shares leave over, lent to a grid and given
+no process is left at all; what a worker and its drivers hold with a hundred trials that wait, and with a thousand times
+as many; and Ray's GCS, or the head's raylet, that stands still for good, until trials begin in the cluster that is
+started anew. With four times as many places, room that shares leave over, lent to a grid and given
 back. `--quick` has leases and trials short, to see that it works: no bound, no record. Ends with code 1 where a bound
 is missed.
 """
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.client import Client
@@ -50,11 +51,14 @@ NAMES = (
     "lending",
     "cancel",
     "drain",
+    "memory",
     "gcs",
     "raylet",
 )
 SITES: dict[str, dict[str, Any]] = {"takeover": {"rival": True}, "lending": {"cpus": 8}}
 """What another site has than one worker and a second node of two places each."""
+MOST_GROWTH = 1.05
+"""Of what a process holds, with a thousand times as many trials."""
 STANDSTILL_SECONDS = 240.0
 """Of a part of Ray, until trials begin anew: a minute and a half of silence, and before it what Ray takes to notice."""
 PATIENCE = 600.0
@@ -149,6 +153,7 @@ def main() -> int:
         "lending": lending,
         "cancel": cancel,
         "drain": drain,
+        "memory": memory,
         "gcs": partial(standstill, part="gcs_server"),
         "raylet": partial(standstill, part="raylet"),
     }
@@ -300,6 +305,27 @@ def drain(bench: Bench, lengths: Lengths) -> dict[str, Any]:
     return found | {"kept": found["kept"] and not spent and states == {"queued"}}
 
 
+def memory(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """MiB that a worker and its largest driver have to themselves, with few trials that wait and then with many."""
+    few, many = (_held(bench, lengths, *sizes) for sizes in ((1, 100), (10, 10_000)))
+    kept = all(many[name] <= MOST_GROWTH * few[name] for name in few)
+    return {"MiB with 100 trials": few, "with 100,000": many, "kept": kept}
+
+
+def _held(bench: Bench, lengths: Lengths, grids: int, trials: int) -> dict[str, float]:
+    posted = [bench.post(trials, lengths.short) for _ in range(grids)]
+    _wait(lambda: _succeeded(bench, *posted) >= 10 * grids)
+    pids = {"worker": [bench.site.tree("worker")[0].pid], "driver": bench.site.party("worker")["driver"]}
+    found = {
+        name: round(max(psutil.Process(pid).memory_full_info().uss for pid in of_kind) / 2**20, 1)
+        for name, of_kind in pids.items()
+    }
+    for experiment in posted:
+        bench.client.cancel(experiment)
+    _wait(lambda: not bench.site.party("worker")["driver"])
+    return found
+
+
 def standstill(bench: Bench, lengths: Lengths, *, part: str) -> dict[str, Any]:
     """From the standstill of a part of the head until a trial trains that began in the cluster that came after it."""
     grid = bench.post(400, lengths.short)
@@ -348,7 +374,9 @@ def _timed(seconds: float, bound: float) -> dict[str, Any]:
 
 
 def _succeeded(bench: Bench, *experiments: int) -> int:
-    return sum(one.state is TrialState.SUCCEEDED for one in bench.trials(*experiments))
+    done = Trial.experiment_id.in_(experiments), Trial.state == TrialState.SUCCEEDED
+    with bench.database.read() as session:
+        return session.scalar(select(func.count()).select_from(Trial).where(*done)) or 0
 
 
 def _all(found: list[Trial], count: int) -> list[Trial]:
