@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of this folder is `browser` and starts a service."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if item.path.is_relative_to(here):
             item.add_marker("browser")
             item.add_marker("machinery")
             item.add_marker("slow")
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Ends the browser after the last of this folder's tests: Playwright's event loop must not run while others do."""
-    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
         stash = item.session.stash
         if _BROWSER in stash:
             stash[_BROWSER].close()

@@ -84,6 +84,11 @@ class Grid:
         seeds = [trial.config.seed for _, trial in sorted(zip(turns, planned, strict=True), key=itemgetter(0))]
         return (seeds[-self.first :], seeds[: -self.first]) if self._is_split(number) and self.first else (seeds, [])
 
+    def within(self, seconds: float) -> "Grid":
+        """Of its trials as many as two nodes run in so many seconds, where nothing breaks; at least one each place."""
+        rounds = max(1, int(seconds / (self.epochs * self.seconds)))
+        return dataclasses.replace(self, trials=min(self.trials, 2 * self.cpus * rounds))
+
     def _is_split(self, number: int) -> bool:
         return self.first is not None and number % 2 == 0
 
@@ -102,7 +107,7 @@ class Poster:
     """Posts experiments through an API that comes and goes, each with an Idempotency-Key of its own."""
 
     def __init__(self, site: Site, grid: Grid) -> None:
-        self._grid = grid
+        self._whole = self._grid = grid
         self.posted: dict[str, int] = {}
         self._client = httpx.Client(base_url=site.address, timeout=5)
         self._sent = False
@@ -114,13 +119,15 @@ class Poster:
         """Whether something was sent and not answered yet, or is to be added."""
         return self._sent or bool(self._rest)
 
-    def post(self, database: Database) -> bool:
+    def post(self, database: Database, seconds: float = math.inf) -> bool:
         """Tries once, with the same experiment until it is answered and whole; whether it was answered.
 
-        `database` is what a checker sees of it.
+        `database` is what a checker sees of it. An experiment that is a new one has what takes so many seconds.
         """
         if self._rest:
             return self._extend(database)
+        if not self._sent:
+            self._grid = self._whole if seconds == math.inf else self._whole.within(seconds)
         number = len(self.posted)
         seeds, rest = self._grid.seeds(number)
         spec = self._grid.spec(number)
@@ -235,7 +242,8 @@ def main() -> int:
             if options.unfenced and read_refusals(site.notes).stale:
                 break  # it is missed: what comes of that need not be waited for
             if poster.pending or _open(database) < grid.most_open:
-                poster.post(database)
+                # What is left in the end runs in peace, where nothing is tried any more.
+                poster.post(database, began + options.seconds - time.monotonic() if options.calm else math.inf)
             poster.retry(database, monkey)
             time.sleep(0.1)
         monkey.rest()

@@ -5,6 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from sqlalchemy import select
@@ -19,7 +20,7 @@ from service.queue.driver_reads import next_trial
 from service.queue.trials import hold
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.chaos.__main__ import GRIDS, Grid, circumstances
+from tests.chaos.__main__ import CALM, GRIDS, Grid, Poster, circumstances
 from tests.chaos.verdict import judge
 
 NODE = GRIDS["node"]
@@ -90,6 +91,32 @@ def test_a_verdict_sees_that_lost_trials_run_first(
 def test_every_other_grid_is_posted_whole() -> None:
     assert NODE.seeds(1) == (list(range(NODE.trials)), [])
     assert Grid().seeds(0) == (list(range(4)), [])
+
+
+@pytest.mark.parametrize(("seconds", "trials"), [(150, 12), (90, 12), (89, 10), (30, 4), (5, 2), (-1, 2)])
+def test_a_grid_has_what_takes_so_long(seconds: float, trials: int) -> None:
+    assert CALM.within(seconds).trials == trials
+    assert CALM.within(seconds).seeds(0)[0] == list(range(trials))
+
+
+def test_what_was_sent_is_sent_again_however_little_time_is_left(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Idempotency-Key stands for one document."""
+    poster, sent = Poster(mock.Mock(address="http://nobody"), CALM), list[Any]()
+
+    def answer(_: str, document: dict[str, Any], key: str) -> Any:
+        sent.append(document)
+        return None if len(sent) < 2 else {"id": 1}
+
+    monkeypatch.setattr(poster, "_answer", answer)
+    database = Database(sqlite_url)
+    assert not poster.post(database, 60)
+    assert poster.post(database, 15)
+    assert poster.post(database, 15)
+    database.close()
+    assert [len(document["grid"]["seed"]) for document in sent] == [8, 8, 2]
+    assert poster.posted == {"chaos 0": 8, "chaos 1": 2}
 
 
 def test_a_record_says_when_on_what_and_with_which_options_it_was_made() -> None:

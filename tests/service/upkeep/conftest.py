@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         drawn = getattr(item, "callspec", None)
         kinds = {drawn.params.get(name) for name in ("database_url", "target")} if drawn else set()
-        if here in item.path.parents and kinds == {"sqlite", "postgres"}:
+        if kinds == {"sqlite", "postgres"} and item.path.is_relative_to(here):
             item.add_marker("deep")
         drawn_here = drawn.params if drawn and item.originalname == "test_between_renames" else {}
         cut = (drawn_here.get("moves"), drawn_here.get("how"))
