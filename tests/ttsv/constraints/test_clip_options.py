@@ -444,4 +444,4 @@ def test_a_clip_of_nothing_measures_no_norm_until_it_is_asked_for(monkeypatch: p
     assert max(norms.after for norms in clip.report().layers.values()) == pytest.approx(delta / 1.01, rel=1e-5)
     assert looked.call_count > 0
     for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, before[name], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(tensor, before[name], rtol=1e-5, atol=1e-6)

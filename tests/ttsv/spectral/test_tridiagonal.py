@@ -231,7 +231,8 @@ class TestOnACard:
         assert seen[-1] == (26, 36, 36)
         blocks = dense.gaussian(30, 40, 36, dtype=torch.float32)
         values = block_singular_values(blocks.to(card.device)).cpu()
-        assert (values - torch.linalg.svdvals(blocks)).abs().max() <= 1e-5
+        exact = torch.linalg.svdvals(blocks.double())
+        assert (values - exact).abs().max() <= 2e-7 * exact.max()
         assert seen[-1] == (30, 36, 36)
         before = len(seen)
         conv_singular_values(kernel.to(card.device), 3)
