@@ -6,10 +6,10 @@ Two workers: one stands still with all that it runs, as if it were a machine tha
 worker sees the end at once), until the other runs its trials. One worker and a second node, four places in all: an
 urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
 endless grids, two of projects of which one weighs three times as much, two of people of one project of whom one does,
-and two of one person of which one has the higher priority; a cancelling, until no process is left of it; a drain, until
-no process is left at all; what a worker and its drivers hold with a hundred trials that wait, and with four hundred
-times as many; and Ray's GCS, or the head's raylet, that stands still for good, until trials begin in the cluster that is
-started anew. With four times as many places, room that shares leave over, lent to a grid and given
+and two of one person of which one has the higher priority; a cancelling, until no process is left of it; a drain,
+until no process is left at all; what a worker and its drivers hold with a hundred trials that wait, and with four
+hundred times as many; and Ray's GCS, or the head's raylet, that stands still for good, until trials begin in the
+cluster that is started anew. With four times as many places, room that shares leave over, lent to a grid and given
 back. `--quick` has leases and trials short, to see that it works: no bound, no record. Ends with code 1 where a bound
 is missed.
 """
