@@ -6,8 +6,9 @@ The library's tests, in `tests/ttsv`, are collected and run where only `ttsv` an
 import gc
 import logging
 import os
+import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import _lru_cache_wrapper
 from pathlib import Path
 
@@ -125,6 +126,29 @@ def _nothing_remembered() -> None:
             for value in list(vars(module).values()):
                 if isinstance(value, _lru_cache_wrapper):
                     value.cache_clear()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a folder on a disk of its own, of so many KiB; where none can be made the test is skipped."""
+    folders = list[Path]()
+
+    def make(kib: int) -> Path:
+        folder = tmp_path / f"disk-{len(folders)}"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        except OSError as error:
+            pytest.skip(f"no disk can be made here: {error}")
+        if done.returncode:
+            pytest.skip(f"no disk can be made here: {done.stderr.strip()}")
+        folders.append(folder)
+        return folder
+
+    yield make
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ import json
 import multiprocessing
 import os
 import stat
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,28 +246,17 @@ def test_a_lost_bit_of_the_note_splits_the_set_no_other_way(folder: Path) -> Non
     assert note.read_bytes() == whole
 
 
-def test_a_disk_without_room_for_a_copy_is_said_and_ends_no_process(folder: Path) -> None:
+def test_a_disk_without_room_for_a_copy_is_said_and_ends_no_process(small_disk: Callable[[int], Path]) -> None:
     """A mapping that the disk has no room for kills who writes to it."""
-    disk = folder.parent / "disk"
-    (disk / "datasets").mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"no disk can be made here: {error}")
-    if done.returncode:
-        pytest.skip(f"no disk can be made here: {done.stderr.strip()}")
-    try:
-        (disk / "datasets").mkdir()
-        save(disk / "datasets", 0)
-        filler = disk / "filler"
-        filler.write_bytes(bytes(36864))
-        with pytest.raises(DataError, match="No space left on device"):
-            load_dataset(NAME, disk)
-        filler.unlink()
-        assert load_dataset(NAME, disk).info.name == NAME
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    disk = small_disk(64)
+    (disk / "datasets").mkdir()
+    save(disk / "datasets", 0)
+    filler = disk / "filler"
+    filler.write_bytes(bytes(36864))
+    with pytest.raises(DataError, match="No space left on device"):
+        load_dataset(NAME, disk)
+    filler.unlink()
+    assert load_dataset(NAME, disk).info.name == NAME
 
 
 def test_equal_content_has_one_copy_unless_it_is_split_otherwise(folder: Path) -> None:
