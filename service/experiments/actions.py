@@ -54,6 +54,7 @@ def resume(session: Session, experiment_id: int, who: Principal = ANYONE) -> Exp
     if experiment.state != ExperimentState.PAUSED:
         return experiment
     experiment.state = ExperimentState.QUEUED
+    transitions.line_up(session, experiment)
     return note(session, experiment, EventKind.RESUMED, who)
 
 
@@ -121,7 +122,7 @@ def retry(
         "finished_at": None,
     }
     session.execute(update(Trial).where(*asked).values(**fresh))
-    reopen(experiment)
+    reopen(session, experiment)
     return note(session, experiment, EventKind.RETRIED, who, trials=trials, states=sorted(states))
 
 
@@ -184,11 +185,12 @@ def set_tags(session: Session, experiment: Experiment, tags: Collection[str]) ->
         session.execute(insert(Tag), [{"experiment_id": experiment.id, "name": name} for name in sorted(set(tags))])
 
 
-def reopen(experiment: Experiment) -> None:
+def reopen(session: Session, experiment: Experiment) -> None:
     """Queues a final experiment again, as it has trials to run; another one takes them as it comes to them."""
     if experiment.state not in OPEN_EXPERIMENTS:
         experiment.state, experiment.stopping = ExperimentState.QUEUED, False
         experiment.error = experiment.finished_at = None
+        transitions.line_up(session, experiment)
 
 
 def refuse_growth(experiment: Experiment) -> None:

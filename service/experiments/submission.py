@@ -17,7 +17,7 @@ from service.access.security import ANYONE, Principal
 from service.database import Experiment, Trial, TrialState
 from service.database.rows import Rows, write_rows
 from service.errors import StateError
-from service.experiments import actions, events, store
+from service.experiments import actions, events, store, transitions
 from service.experiments.events import EventKind
 from service.leaderboards import cell_scores, field_index
 from service.specs.planner import Plan, PlannedTrial
@@ -71,6 +71,7 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
     )
     session.add(experiment)
     session.flush()
+    transitions.line_up(session, experiment)
     actions.set_tags(session, experiment, draft.spec.tags)
     turns = turns_of(draft.plan.trials, draft.spec.order)
     _insert_trials(session, experiment.id, draft.plan.trials, turns, draft.sources)
@@ -104,7 +105,7 @@ def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
     experiment.spec = draft.spec.model_dump(mode="json")
     experiment.trial_count += len(fresh)
     experiment.grid_points = draft.plan.points
-    actions.reopen(experiment)
+    actions.reopen(session, experiment)
     return actions.note(session, experiment, draft.kind, who, trials=len(fresh))
 
 

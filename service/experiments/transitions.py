@@ -6,13 +6,17 @@ Functions take a Session; callers commit. The experiment must be locked.
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, ExperimentState, Trial, TrialState, now
 from service.database.engine import changed_rows
 from service.experiments import events
 from service.experiments.events import EventKind
+
+MOST_OF_A_PERSON = 16
+"""So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
+BEHIND = f"others come first: of each person's the first {MOST_OF_A_PERSON} in the queue are looked at"
 
 
 def running_trials(session: Session, experiment: Experiment) -> Sequence[Trial]:
@@ -36,8 +40,37 @@ def requeue(
     """
     experiment.state = state
     experiment.worker = experiment.process = None
+    if state == ExperimentState.QUEUED:
+        line_up(session, experiment)
     for trial in running_trials(session, experiment):
         requeue_trial(trial, charged=False, ended_at=ended_at)
+
+
+def line_up(session: Session, experiment: Experiment) -> None:
+    """Says of a queued experiment that it waits for others of its owner's, where no worker looks at it before they run.
+
+    Why the others wait, workers say.
+    """
+    whose = Experiment.project_id == experiment.project_id, Experiment.owner == experiment.owner
+    first = (
+        select(Experiment.id)
+        .where(Experiment.state == ExperimentState.QUEUED, *whose)
+        .order_by(Experiment.project_id, Experiment.owner, Experiment.priority.desc(), Experiment.id)
+        .limit(MOST_OF_A_PERSON)
+    )
+    if experiment.id not in session.scalars(first).all():
+        experiment.waiting = BEHIND
+
+
+def line_up_all(session: Session) -> None:
+    """Says so of all that are queued, and wait for nothing else that is known."""
+    whose = Experiment.project_id, Experiment.owner
+    place = func.row_number().over(partition_by=whose, order_by=(Experiment.priority.desc(), Experiment.id))
+    queued = select(Experiment.id, place.label("place")).where(Experiment.state == ExperimentState.QUEUED).subquery()
+    behind = select(queued.c.id).where(queued.c.place > MOST_OF_A_PERSON)
+    session.execute(
+        update(Experiment).where(Experiment.id.in_(behind), Experiment.waiting.is_(None)).values(waiting=BEHIND)
+    )
 
 
 def requeue_trial(trial: Trial, *, charged: bool, ended_at: datetime | None = None) -> None:

@@ -40,11 +40,10 @@ from service.database import (
 )
 from service.database.engine import is_among, is_postgres
 from service.experiments import transitions
+from service.experiments.transitions import MOST_OF_A_PERSON
 from service.queue.shares import Amount, Demand
 from service.specs.spec import Resources
 
-MOST_OF_A_PERSON = 16
-"""So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
 

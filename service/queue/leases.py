@@ -76,6 +76,7 @@ def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | 
     if not _is_anybody_there(session):
         session.execute(update(Experiment).where(Experiment.unfit_since.is_not(None)).values(unfit_since=None))
         session.execute(update(Experiment).where(Experiment.waiting == NOBODY).values(waiting=None))
+        transitions.line_up_all(session)
     insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus, bf16=bf16)
     values = {"seen_at": now(), "cpus": cpus, "gpus": gpus, "bf16": bf16}
     session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))

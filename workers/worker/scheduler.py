@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 from service.database import now
 from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
+from service.experiments.transitions import MOST_OF_A_PERSON
 from service.queue import leases, nodes
 from service.queue.capacity import Place, Standing
 from service.queue.cluster import Node
-from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.nodes import Stand
 from service.queue.places import Decision, Places
 from service.queue.shares import AT_A_TIME, NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -16,8 +17,9 @@ from service.database import Event, Experiment, ExperimentState, Person, Project
 from service.database.engine import Database
 from service.experiments import actions, submission
 from service.experiments.submission import Draft
+from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import driver_reads, leases
-from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, Terms, contenders, give_up_unfit, say_why
+from service.queue.contenders import Contender, Specs, Terms, contenders, give_up_unfit, say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
@@ -28,6 +30,7 @@ from tests.machinery import Claim, Finish, Table
 
 Post = Callable[..., int]
 
+BOB = replace(ANYONE, name="bob")
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
 
@@ -305,6 +308,63 @@ class TestWaiting:
         assert (experiment.waiting, experiment.unfit_since) == (None, None)
         database.write(lambda session: say_why(session, {number: "too late"}, {number}))
         assert table(Experiment)[0].waiting is None
+
+
+class TestLine:
+    """Of what no worker looks at yet it is said that it waits for others."""
+
+    @pytest.fixture
+    def waiting(self, database: Database) -> Callable[[], list[int]]:
+        """The experiments that wait for others of the same person's."""
+
+        def waiting() -> list[int]:
+            with database.read() as session:
+                behind = select(Experiment.id).where(Experiment.waiting == BEHIND).order_by(Experiment.id)
+                assert {*session.scalars(behind)}.isdisjoint(found(database))
+                return list(session.scalars(behind))
+
+        return waiting
+
+    @pytest.mark.parametrize("owner", [None, "ada"])
+    def test_it_is_said_of_what_is_posted(
+        self, owner: str | None, post: Post, database: Database, waiting: Callable[[], list[int]]
+    ) -> None:
+        """Other people's do not count, nor what has a higher priority than they."""
+        who = ANYONE if owner is None else replace(ANYONE, name=owner)
+        numbers = [post(1, who) for _ in range(MOST_OF_A_PERSON + 2)]
+        post(1, BOB)
+        post(1, who, priority=1)
+        assert waiting() == numbers[MOST_OF_A_PERSON:]
+        database.write(partial(actions.cancel, experiment_id=numbers[-1]))
+        assert waiting() == [numbers[-2]]
+
+    def test_it_is_said_of_what_comes_back(
+        self, post: Post, claim: Claim, database: Database, waiting: Callable[[], list[int]]
+    ) -> None:
+        claimed, paused, ended = post(1), post(1), post(1)
+        lease = claim()
+        database.write(partial(actions.cancel, experiment_id=ended))
+        database.write(partial(actions.pause, experiment_id=paused))
+        for _ in range(MOST_OF_A_PERSON):
+            post(1, priority=1)
+        assert waiting() == []
+        database.write(partial(actions.resume, experiment_id=paused))
+        assert waiting() == [paused]
+        database.write(partial(actions.retry, experiment_id=ended, states=[TrialState.CANCELLED]))
+        assert waiting() == [paused, ended]
+        database.write(lambda session: leases.release(session, lease, drained=False))
+        assert waiting() == [claimed, paused, ended]
+
+    def test_it_is_said_again_once_a_worker_is_there(
+        self, post: Post, database: Database, waiting: Callable[[], list[int]]
+    ) -> None:
+        """The last one that left had all wait for a worker."""
+        numbers = [post(1) for _ in range(MOST_OF_A_PERSON + 2)]
+        others = [post(1, BOB) for _ in range(MOST_OF_A_PERSON + 1)]
+        database.write(partial(leases.part, worker="a"))
+        assert waiting() == []
+        database.write(partial(leases.greet, worker="a", cpus=4, gpus=0))
+        assert waiting() == [*numbers[MOST_OF_A_PERSON:], others[-1]]
 
 
 class TestGivingUp:
