@@ -16,7 +16,7 @@ from service.experiments.events import EventKind
 
 MOST_OF_A_PERSON = 16
 """So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
-BEHIND = f"others come first: of each person's the first {MOST_OF_A_PERSON} in the queue are looked at"
+BEHIND = f"others come first: {MOST_OF_A_PERSON} or more of the same person's wait before it"
 
 
 def running_trials(session: Session, experiment: Experiment) -> Sequence[Trial]:

@@ -46,6 +46,8 @@ from service.specs.spec import Resources
 
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
+_MOST_KNOWN = 10_000
+"""So many experiments' terms are remembered: with each that is posted come new ones."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def amount(resources: Resources) -> Amount:
 
 
 class Specs:
-    """Remembers the terms of the experiments seen last, as their specs may be long."""
+    """Remembers the terms of the experiments that were seen, as their specs may be long."""
 
     def __init__(self) -> None:
         self._terms: dict[tuple[int, int], Terms] = {}
@@ -86,30 +88,30 @@ class Specs:
         missing = {
             experiment_id for experiment_id, revision in revisions if (experiment_id, revision) not in self._terms
         }
-        kept = {key: terms for key, terms in self._terms.items() if key in revisions}
         if missing:
+            if len(self._terms) > _MOST_KNOWN:
+                self._terms = {key: terms for key, terms in self._terms.items() if key in revisions}
             query = select(Experiment.id, Experiment.revision, Experiment.spec).where(Experiment.id.in_(missing))
             for experiment_id, revision, spec in session.execute(query):
                 resources = Resources.model_validate(spec.get("resources", {}))
                 most = spec.get("max_concurrent_trials")
-                kept[experiment_id, revision] = Terms(
+                self._terms[experiment_id, revision] = Terms(
                     needs=amount(resources),
                     most=None if most is None or most >= _UNLIMITED else most,
                     preempt=spec.get("preempt", False),
                     search=spec.get("search") is not None,
                 )
-        self._terms = kept
-        return kept
+        return {key: self._terms[key] for key in revisions if key in self._terms}
 
 
 def contenders(
-    session: Session, ours: Collection[int], specs: Specs, *, most: int = MOST_OF_A_PERSON, passed: Collection[int] = ()
+    session: Session, ours: Collection[int], specs: Specs, *, most: int = MOST_OF_A_PERSON
 ) -> list[Contender]:
     """Of each person's queued experiments in each project the first, and of the running ones those that are `ours`.
 
-    No more than `most` of a person's: highest priority first, then the oldest. Those that are `passed` are left out.
+    No more than `most` of a person's: highest priority first, then the oldest.
     """
-    asked = {"ours": list(ours), "passed": list(passed), "most": most}
+    asked = {"ours": list(ours), "most": most}
     rows = session.connection().execute(_contending(postgres=is_postgres(session)), asked).all()
     known = specs.of(session, {(number, revision) for number, revision, *_ in rows})
     alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
@@ -163,7 +165,6 @@ def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
 
     def firsts(*whose: ColumnElement[bool]) -> Select[Any]:
         query = select(waiting.id).where(waiting.state == ExperimentState.QUEUED, *whose)
-        query = query.where(~is_among(waiting.id, "passed", postgres=postgres))
         query = query.order_by(waiting.project_id, waiting.owner, waiting.priority.desc(), waiting.id)
         return query.limit(bindparam("most", type_=Integer))
 

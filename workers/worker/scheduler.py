@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database import now
 from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
-from service.experiments.transitions import MOST_OF_A_PERSON
+from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import leases, nodes
 from service.queue.capacity import Place, Standing
 from service.queue.cluster import Node
@@ -25,8 +25,10 @@ from service.queue.trials import ALONE
 from service.settings import Settings
 from workers.worker.drivers import Drivers
 
-LOOK_AGAIN_SECONDS = 60.0
-MOST_PASSED = 1_000
+LOOK_FAR_SECONDS = 5.0
+"""So often those far behind in a person's queue are looked at as well: all before them may need what is taken."""
+MOST_FAR = 1_000
+"""So many are then, of all people together."""
 PLACES_SECONDS = 1.0
 """For so long it is not asked again where trials run, while as many do."""
 SHARING_SECONDS = 60.0
@@ -61,7 +63,8 @@ class Scheduler:
         self._worker, self._process, self._most = worker, process, most
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
-        self._misfits, self._misfits_of, self._look_again_at = set[int](), list[Amount](), 0.0
+        self._crowds, self._look_far_at = 0, 0.0
+        """How many people have more experiments that wait than are looked at each time."""
         self._places = Places()
         self._stands, self._running, self._stands_after = list[Stand](), Counter[int](), 0.0
         """What ran where when it was read last, and how much of each experiment."""
@@ -87,10 +90,11 @@ class Scheduler:
         room = [place.room for place in places]
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
         with self._database.look() as session:  # what is decided is for the next moment in any case
-            found = contenders(session, drivers.keys(), self._specs, passed=self._passed(room))
+            found = contenders(session, drivers.keys(), self._specs, most=self._how_far())
             others = nodes.others(session, self._worker, [node.id for node in seen if node.id])
             sharing = self._sharing_now(others.sharing)
             left = self._left(session, places, seen, sharing) if sharing else room
+        far = self._far_behind(found)
         rooms = {**others.rooms, **dict.fromkeys(sharing, room)}
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
         self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
@@ -130,10 +134,9 @@ class Scheduler:
                 slots = 0
             if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
                 fits = number in everybodys or number in shares
-                waits[number] = _too_many(self._most) if fits else _behind(shares)
+                waits[number] = _too_many(self._most) if fits else BEHIND if number in far else _behind(shares)
         waits |= decision.reasons
         self._say_why(found, self._said(found, waits, room, rooms), decision)
-        self._pass_over(found, room)
         return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
 
     def _able(
@@ -219,18 +222,26 @@ class Scheduler:
             return reason
         return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
 
-    def _passed(self, room: Sequence[Amount]) -> Collection[int]:
-        """Experiments that fit no node here and are not looked at again at once: what waits behind them may."""
-        if self._misfits_of != room or time.monotonic() > self._look_again_at:
-            self._misfits, self._misfits_of = set(), list(room)
-            self._look_again_at = time.monotonic() + LOOK_AGAIN_SECONDS
-        return self._misfits
+    def _how_far(self) -> int:
+        """How many of a person's queued experiments to look at now."""
+        if not self._crowds or time.monotonic() < self._look_far_at:
+            return MOST_OF_A_PERSON
+        self._look_far_at = time.monotonic() + LOOK_FAR_SECONDS
+        return max(MOST_OF_A_PERSON, MOST_FAR // self._crowds)
 
-    def _pass_over(self, found: Sequence[Contender], room: Sequence[Amount]) -> None:
-        """Passes over what fits no node, where there is so much of it that nothing else may be seen."""
-        misfits = {one.demand.experiment_id for one in found if not one.claimed and _misfit(one, room) is not None}
-        if len(misfits) >= MOST_OF_A_PERSON and len(self._misfits) < MOST_PASSED:
-            self._misfits |= misfits
+    def _far_behind(self, found: Sequence[Contender]) -> Collection[int]:
+        """Those that are looked at now and then only, as so many come before them in a person's queue."""
+        queued = sorted(
+            (one.demand for one in found if not one.claimed), key=lambda one: (-one.priority, one.experiment_id)
+        )
+        before, far = Counter[tuple[int | None, str | None]](), set[int]()
+        for demand in queued:
+            person = demand.project_id, demand.owner
+            if before[person] >= MOST_OF_A_PERSON:
+                far.add(demand.experiment_id)
+            before[person] += 1
+        self._crowds = sum(count >= MOST_OF_A_PERSON for count in before.values())
+        return far
 
     def _said(
         self,

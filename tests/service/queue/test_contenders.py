@@ -484,17 +484,6 @@ class TestMany:
             range(min(one.demand.experiment_id for one in bobs), min(one.demand.experiment_id for one in bobs) + 8)
         )
 
-    def test_those_that_are_passed_make_room_for_others(
-        self, post: Post, database: Database, many: Callable[..., None]
-    ) -> None:
-        first = post()
-        many(9)
-        with database.read() as session:
-            seen = {one.demand.experiment_id for one in contenders(session, (), Specs(), most=3)}
-            assert seen == {first, first + 1, first + 2}
-            later = contenders(session, (), Specs(), most=3, passed=seen)
-            assert {one.demand.experiment_id for one in later} == {first + 3, first + 4, first + 5}
-
     def test_ours_are_seen_however_many_wait(
         self, post: Post, claim: Claim, database: Database, many: Callable[..., None]
     ) -> None:
@@ -557,9 +546,20 @@ class TestCost:
         with statements(database) as sent:
             found(database, numbers[0], specs=specs)
         assert sum("spec" in statement for statement in sent) == 1  # only the one that changed
-        database.write(lambda s: actions.cancel(s, numbers[2]))
+
+    def test_specs_of_what_is_over_are_forgotten_once_there_are_many(
+        self, post: Post, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those far behind in the queue, which are looked at now and then, are not."""
+        monkeypatch.setattr("service.queue.contenders._MOST_KNOWN", 2)
+        specs, numbers = Specs(), [post(seeds=1) for _ in range(3)]
         found(database, specs=specs)
-        assert {number for number, _ in specs._terms} == {numbers[1]}  # what is over is forgotten
+        database.write(lambda session: actions.cancel(session, numbers[0]))
+        found(database, specs=specs)
+        assert {number for number, _ in specs._terms} == {*numbers}
+        numbers.append(post(seeds=1))
+        assert found(database, specs=specs).keys() == {*numbers[1:]}
+        assert {number for number, _ in specs._terms} == {*numbers[1:]}
 
     def test_the_next_trial_is_found_by_the_index(
         self, post: Post, claim: Claim, database: Database, table: Table

@@ -28,9 +28,10 @@ from service.database import Worker as WorkerRow
 from service.database.experiments import ProcessIdentity
 from service.errors import UserError
 from service.experiments import actions
+from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import leases, nodes
 from service.queue.cluster import Node
-from service.queue.contenders import contenders, say_why
+from service.queue.contenders import say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount, Demand
 from service.queue.trials import HeldExperiment, hold
@@ -307,10 +308,9 @@ def test_a_clock_that_jumps_ahead_is_no_time_in_which_something_fits_no_node(
 
 
 def test_what_fits_here_runs_however_many_that_do_not_come_first(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of somebody's experiments no more than the first are looked at, at a time."""
-    for module in ("service.queue.contenders", "workers.worker.scheduler"):
-        monkeypatch.setattr(f"{module}.MOST_OF_A_PERSON", 3)
-    monkeypatch.setattr(contenders, "__kwdefaults__", {**(contenders.__kwdefaults__ or {}), "most": 3})
+    """Of somebody's experiments no more than the first are looked at each time."""
+    monkeypatch.setattr("workers.worker.scheduler.MOST_OF_A_PERSON", 3)
+    monkeypatch.setattr("workers.worker.scheduler.LOOK_FAR_SECONDS", 0.2)
     large = [lab.post([0], resources={"gpus": 3}) for _ in range(7)]
     small = lab.post([0])
     rig = Rig(lab, SLEEP)
@@ -318,6 +318,28 @@ def test_what_fits_here_runs_however_many_that_do_not_come_first(lab: Lab, monke
     assert all(str(lab.experiment(number).waiting).startswith("needs 3 GPUs") for number in large)
     rig.cluster.room = [Amount(8, 3)]
     rig.turn_until(lambda: lab.experiment(large[0]).state == "running")
+    rig.worker._drain()
+
+
+@pytest.mark.parametrize("people", [1, 2])
+def test_what_has_room_runs_however_many_come_first_that_wait_for_others(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, people: int
+) -> None:
+    """Those fit as well, once a card is free: none of its places is to stay empty until then."""
+    monkeypatch.setattr("workers.worker.scheduler.LOOK_FAR_SECONDS", 0.2)
+    large = [lab.post([0], resources={"gpus": 1}) for _ in range(people * (MOST_OF_A_PERSON + 2))]
+    small = [lab.post([0], resources={"gpus": 0}) for _ in range(people)]
+    owner = cast(Experiment.id % people, String)
+    lab.database.write(lambda session: session.execute(update(Experiment).values(owner=owner)))
+    rig = Rig(lab, SLEEP)
+    rig.cluster.room = [Amount(8, 1)]
+    rig.turn_until(lambda: all(lab.experiment(number).state == "running" for number in small))
+    states = [lab.experiment(number).state for number in large]
+    assert states == ["running"] + ["queued"] * (len(large) - 1)
+    rig.turn_until(lambda: all(lab.experiment(number).waiting for number in large[1:]))
+    said = [str(lab.experiment(number).waiting) for number in large]
+    assert all(reason.startswith("others come first") for reason in said[1:])
+    assert [reason == BEHIND for reason in said[-people:]] == [True] * people
     rig.worker._drain()
 
 
