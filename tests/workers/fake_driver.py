@@ -56,7 +56,7 @@ def run_trial(
         chain = hashlib.sha256(f"{chain} {epoch}".encode()).hexdigest()
         with (folder / "trained").open("a") as file:
             file.write(f"{epoch}\n")
-        yield EpochMetrics(
+        metrics = EpochMetrics(
             epoch=epoch,
             epochs=config.training.epochs,
             train_loss=math.nan if config.seed == 1003 else 1.0,
@@ -68,9 +68,12 @@ def run_trial(
             seconds=0.1,
             constraint_seconds=0.0,
         )
-        partial = folder / "checkpoint.partial"
-        partial.write_text(f"{epoch} {chain}")
-        partial.rename(checkpoint)
+        try:
+            yield metrics
+        except GeneratorExit:  # its caller stops here: it has this epoch
+            _save(checkpoint, f"{epoch} {chain}")
+            raise
+        _save(checkpoint, f"{epoch} {chain}")
     model = folder / "model"
     model.write_text(f"weights {chain}" if source is None else f"{source.read_text()}, again")
     yield StageProgress(stage="attack", done=1, total=2, seconds_left=3.0)
@@ -97,6 +100,12 @@ def run_trial(
         layers=[],
         artifacts={"model": model},
     )
+
+
+def _save(checkpoint: Path, text: str) -> None:
+    partial = checkpoint.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(checkpoint)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import ray
@@ -20,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 YIELD_SECONDS = 8.0
-"""A trial that is to give way does so after its next report, which follows a checkpoint, but no later than this."""
+"""A trial that is to give way does so at its next report, with a checkpoint of it, but no later than this."""
+LEAVE_SECONDS = 2.0
+"""So long the process of a trial that gives way has at least for that checkpoint."""
 MOST_STEP = 5.0
 """So much of the time between two looks counts at most: for longer this machine, or its container, stood still."""
 
@@ -35,7 +38,10 @@ class Verdict(Enum):
 
 @dataclass
 class _Attempt:
-    """When it `began`, `reported` last, and was `heard` of, by a report or by a sign of life, whose `headway` it is."""
+    """When it `began`, `reported` last, and was `heard` of, by a report or by a sign of life, whose `headway` it is.
+
+    One that is `leaving` was asked to end by itself, and what it did is stored once it has `left`.
+    """
 
     actor: Any
     job: Job | None
@@ -46,6 +52,8 @@ class _Attempt:
     headway: int | None = None
     longest_pause: float = 0.0
     yields_at: float | None = None
+    leaving: bool = False
+    left: bool = False
 
 
 class Watchdog:
@@ -64,7 +72,7 @@ class Watchdog:
         self._most, self._staying = sys.maxsize, dict[str, int]()
         self._moment, self._counted = time.monotonic(), 0.0
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._over, self._look = threading.Event(), threading.Event()
 
     def start(self) -> None:
         """Starts the timer."""
@@ -73,6 +81,7 @@ class Watchdog:
     def close(self) -> None:
         """Ends the timer."""
         self._over.set()
+        self._look.set()
 
     def began(self, trial_id: int, actor: Any, job: Job | None = None) -> None:
         """A process (Ray's handle of its actor) works on the trial; `job` tells this attempt from others."""
@@ -94,9 +103,11 @@ class Watchdog:
             if node is not None and node != attempt.node:
                 attempt.node = node
                 self._choose()
-            yields = attempt.yields_at is not None
-        if yields:
-            self._end(trial_id, Verdict.YIELD, 0.0)
+            if attempt.yields_at is None or attempt.leaving:
+                return
+            attempt.leaving = True
+            attempt.yields_at = max(attempt.yields_at, now + LEAVE_SECONDS)
+        attempt.actor.give_way.remote().future().add_done_callback(partial(self._has_left, attempt))
 
     def running(self) -> dict[int, Job | None]:
         """The jobs that are at work, by trial."""
@@ -159,7 +170,8 @@ class Watchdog:
 
     def _choose(self) -> None:
         """Says who gives way."""
-        newest_last = sorted(self._running.values(), key=lambda attempt: attempt.began)
+        there = (attempt for attempt in self._running.values() if not attempt.leaving)
+        newest_last = sorted(there, key=lambda attempt: attempt.began)
         stay: list[_Attempt] = []
         places = Counter(self._staying)
         for attempt in newest_last:
@@ -173,8 +185,15 @@ class Watchdog:
             goes = not any(attempt is one for one in stay[: self._most])
             attempt.yields_at = (attempt.yields_at or latest) if goes else None
 
+    def _has_left(self, attempt: _Attempt, _answer: object) -> None:
+        # In a thread of Ray's, which must not wait for Ray: the timer kills what has left.
+        attempt.left = True
+        self._look.set()
+
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
+        while not self._over.is_set():
+            self._look.wait(LOOK_SECONDS)
+            self._look.clear()
             for trial_id, verdict, seconds in self._verdicts():
                 self._end(trial_id, verdict, seconds)
 
@@ -188,7 +207,7 @@ class Watchdog:
                     found.append((trial_id, Verdict.TIMEOUT, self._timeout))
                 elif now - attempt.heard > hung:
                     found.append((trial_id, Verdict.HUNG, hung))
-                elif attempt.yields_at is not None and now > attempt.yields_at:
+                elif attempt.left or (attempt.yields_at is not None and now > attempt.yields_at):
                     found.append((trial_id, Verdict.YIELD, 0.0))
         return found
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Generator, Iterator, Mapping
@@ -161,6 +162,14 @@ class TrialTrainable(tune.Trainable):
         """Closes the trial."""
         self._end()
 
+    def give_way(self) -> None:
+        """Ends the trial after the report that it made last, with a checkpoint of it; it will go on in another process.
+
+        Tune has asked for the next report by then, and waits for it until this process is killed.
+        """
+        self._end()
+        self._reports = _silence()
+
     def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
         self._reports: Iterator[Report] = _reports(
@@ -262,6 +271,12 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
             raise
     assert final is not None, "the trial ends with a result, or an error"
     yield final  # once nothing is left to be done here: whoever hears it may end this process
+
+
+def _silence() -> Iterator[Report]:
+    """Never says anything."""
+    threading.Event().wait()
+    yield from ()
 
 
 def _here() -> tuple[str, str | None]:

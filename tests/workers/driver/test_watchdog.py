@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +38,23 @@ class Killer:
         self.watchdogs.append(watchdog)
         watchdog.start()
         return watchdog
+
+
+class Actor(str):
+    """A process that is asked to give way, and has once `answer` is set."""
+
+    __slots__ = ("answer",)
+
+    def __new__(cls, name: str, *, at_once: bool = True) -> Actor:
+        actor = super().__new__(cls, name)
+        actor.answer = Future[None]()
+        if at_once:
+            actor.answer.set_result(None)
+        return actor
+
+    @property
+    def give_way(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: self.answer))
 
 
 @pytest.fixture
@@ -200,52 +218,93 @@ class TestGivingWay:
     def test_the_newest_after_its_next_word(self, killer: Killer) -> None:
         watchdog = killer.watchdog()
         for trial_id in (3, 1, 2):
-            watchdog.began(trial_id, f"actor {trial_id}")
+            watchdog.began(trial_id, Actor(f"actor {trial_id}"))
             time.sleep(0.001)
         watchdog.allow(2)
         time.sleep(0.1)
         assert killer.said == []
         watchdog.heard(3)
         watchdog.heard(1)
+        time.sleep(0.1)
         assert killer.said == []
         watchdog.heard(2)
+        eventually(lambda: killer.events == [2, "actor 2"])
         assert killer.said == [(2, Verdict.YIELD, 0.0)]
-        assert killer.events == [2, "actor 2"]
         watchdog.heard(2)
         assert not watchdog.ended(2)
         assert watchdog.ended(1)
         assert killer.killed == ["actor 2"]
 
+    def test_once_its_checkpoint_is_written(self, killer: Killer) -> None:
+        """Others may go on in its place by then, and none of them for it: it has ended its work."""
+        watchdog = killer.watchdog()
+        leaving = Actor("actor 2", at_once=False)
+        watchdog.began(1, Actor("actor 1"))
+        time.sleep(0.001)
+        watchdog.began(2, leaving)
+        watchdog.allow(1)
+        watchdog.heard(2)
+        watchdog.allow(2)
+        watchdog.heard(2)
+        time.sleep(0.1)
+        assert killer.said == []
+        leaving.answer.set_result(None)
+        eventually(lambda: killer.events == [2, "actor 2"])
+        watchdog.heard(1)
+        time.sleep(0.1)
+        assert killer.killed == ["actor 2"]
+
+    @pytest.mark.parametrize("answers", [False, True])
+    def test_whose_checkpoint_cannot_be_written(
+        self, killer: Killer, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+    ) -> None:
+        monkeypatch.setattr("workers.driver.watchdog.YIELD_SECONDS", 0.1)
+        monkeypatch.setattr("workers.driver.watchdog.LEAVE_SECONDS", 0.3)
+        watchdog = killer.watchdog()
+        actor = Actor("actor 1", at_once=False)
+        watchdog.began(1, actor)
+        watchdog.allow(0)
+        begun = time.monotonic()
+        watchdog.heard(1)
+        if answers:
+            actor.answer.set_exception(OSError(28, "No space left on device"))
+        eventually(lambda: killer.killed)
+        assert answers or time.monotonic() - begun >= 0.3
+        assert killer.said == [(1, Verdict.YIELD, 0.0)]
+
     def test_on_some_nodes_before_the_newest_of_all(self, killer: Killer) -> None:
         watchdog = killer.watchdog()
         for trial_id, node in ((1, "kept"), (2, "other"), (3, "kept"), (4, "other")):
-            watchdog.began(trial_id, f"actor {trial_id}")
+            watchdog.began(trial_id, Actor(f"actor {trial_id}"))
             watchdog.heard(trial_id, node)
             time.sleep(0.001)
         watchdog.allow(3, {"kept": 1})
         for trial_id in (4, 2, 1):
             watchdog.heard(trial_id)
+        time.sleep(0.1)
         assert killer.said == []
         watchdog.heard(3)
-        assert killer.said == [(3, Verdict.YIELD, 0.0)]
+        eventually(lambda: killer.said == [(3, Verdict.YIELD, 0.0)])
         watchdog.allow(3, {"kept": 1})  # what it was told before it ended
         watchdog.heard(1)
+        time.sleep(0.1)
         assert killer.said == [(3, Verdict.YIELD, 0.0)]
 
     def test_who_begins_once_it_was_said(self, killer: Killer) -> None:
         """It was handed out before: else it would run to its end, however long, while others wait for its place."""
         watchdog = killer.watchdog()
-        watchdog.began(1, "actor 1")
+        watchdog.began(1, Actor("actor 1"))
         watchdog.allow(2, {"kept": 0})
         for trial_id in (2, 3):
             time.sleep(0.001)
-            watchdog.began(trial_id, f"actor {trial_id}")
+            watchdog.began(trial_id, Actor(f"actor {trial_id}"))
         watchdog.heard(2, "other")
+        time.sleep(0.1)
         assert killer.said == []
         watchdog.heard(3, "other")
-        assert killer.said == [(3, Verdict.YIELD, 0.0)]
+        eventually(lambda: killer.said == [(3, Verdict.YIELD, 0.0)])
         watchdog.heard(2, "kept")
-        assert killer.said[1:] == [(2, Verdict.YIELD, 0.0)]
+        eventually(lambda: killer.said[1:] == [(2, Verdict.YIELD, 0.0)])
 
     def test_not_if_another_ends_in_its_place(self, killer: Killer) -> None:
         watchdog = killer.watchdog()
@@ -262,8 +321,9 @@ class TestGivingWay:
 
         def fit() -> None:
             (watchdog,) = began
-            watchdog.began(1, "actor 1")
+            watchdog.began(1, Actor("actor 1"))
             watchdog.heard(1)
+            eventually(lambda: killer.killed)
 
         began: list[Watchdog] = []
 
