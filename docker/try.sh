@@ -499,7 +499,7 @@ import sys, urllib.error, urllib.request as r
 try: print(r.urlopen(r.Request("http://127.0.0.1:8000/v1/experiments", headers=dict([sys.argv[1].split(": ")])), timeout=5).status)
 except urllib.error.HTTPError as e: print(e.code)' "${1:-X-Nothing: 0}"; }
     open_api
-    refused() { docker logs "$open" 2>&1 | grep --quiet 'there is none yet; make one' && not docker exec "$open" ttsv ready; }
+    refused() { docker logs "$open" 2>&1 | grep --quiet 'none is valid; make one' && not docker exec "$open" ttsv ready; }
     check "TTSV_BIND=0.0.0.0 without any key: refused" within 60 refused
     docker rm --force "$open" > /dev/null
     key=$(compose run --rm --no-deps api keys create lab --owner try 2> /dev/null)
