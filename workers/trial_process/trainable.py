@@ -104,6 +104,8 @@ class TrialTrainable(tune.Trainable):
     the report, and beside it the newest numbers for Tune's schedulers and loggers.
     """
 
+    _reports: Iterator[Report]
+
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the process, then the first trial."""
         gpus = config["gpus"]
@@ -172,7 +174,7 @@ class TrialTrainable(tune.Trainable):
 
     def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
-        self._reports: Iterator[Report] = _reports(
+        self._reports = _reports(
             Job(**config["job"]), config["run"], Path(config["data_dir"]), config.get("home"), pause
         )
 

@@ -43,7 +43,7 @@ class Killer:
 class Actor(str):
     """A process that is asked to give way, and has once `answer` is set."""
 
-    __slots__ = ("answer",)
+    answer: Future[None]
 
     def __new__(cls, name: str, *, at_once: bool = True) -> Actor:
         actor = super().__new__(cls, name)
