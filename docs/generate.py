@@ -96,6 +96,25 @@ Environment variables of the service and its workers.
 
 `ttsv` reads `TTSV_URL` (default `http://127.0.0.1:8000`) to find the service. A worker joins the Ray cluster at
 `RAY_ADDRESS` if that is set, and starts one of its own otherwise.
+
+## In Docker
+
+`docker compose` takes settings from its environment, or from a file `.env` beside the compose file, and gives API,
+worker and [node](nodes.md) each those that it reads. What is not set there has its default; an empty value is a value,
+which numbers refuse. These are not passed on:
+
+| variable | what to do |
+| --- | --- |
+| `TTSV_DATA_DIR` | the volume `data` is the data folder; on a node a folder can be, which `TTSV_DATA` names |
+| `TTSV_DATABASE_URL`, `TTSV_DATABASE_PASSWORD_FILE` | the database is the one of the compose file |
+| `TTSV_HOST`, `TTSV_PUBLISHED` | `TTSV_BIND` is the address at which `TTSV_PORT` is published |
+| `TTSV_TRUST_NETWORK` | say it in an override file, where only a proxy reaches what is published |
+| `TTSV_HEAD_ADDRESS`, `TTSV_HEAD_PORT`, `TTSV_NODE_PORTS` | a worker has them by `docker/head.yml` |
+| `TTSV_SHARED_DATA`, `TTSV_WEBHOOK_LOOPBACK` | likewise: there it is in the machine's own network |
+| `RAY_ADDRESS` | run the worker without Docker, on a machine of that cluster |
+
+A file or folder that a setting names has to be mounted under that path: the folder of
+[`TTSV_STORAGE`](nodes.md#a-store), the secret of [webhooks](webhooks.md).
 """
 
 METRICS_PAGE = """# Metrics

@@ -1,5 +1,6 @@
 """The compose file is valid, and its commands with its environment run the quickstart on a real PostgreSQL."""
 
+import inspect
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+import typer
 import yaml
 
 from service.access.keys import refuse_without_keys
@@ -27,6 +29,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
 from service.upkeep.migrate import migrate
+from workers.cli.nodes import nodes_app
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -309,6 +312,93 @@ def test_the_head_publishes_its_database_on_loopback_alone() -> None:
     assert {name.removeprefix("TTSV_").lower() for name in names} <= Settings.model_fields.keys()
 
 
+_OF_COMPOSE = {
+    "data_dir": "a volume",
+    "database_url": "its own database, which has one user",
+    "database_password_file": "the drawn one, in a volume",
+    "host": "all of the container's addresses, of which one port is published",
+    "port": "the container's; outside, the same name is the published one",
+    "published": "TTSV_BIND, by which the port is published",
+    "trust_network": "set for something else on the machine, it would open a published port to everybody",
+}
+"""Settings that compose decides itself, and why."""
+_OF_HEADS = {
+    "head_address": "in a network of its own the worker does not have that address",
+    "head_port": "not published",
+    "node_ports": "not published",
+    "shared_data": "of further nodes",
+    "webhook_loopback": "in a network of its own the worker is alone there",
+}
+"""Settings of a worker in the machine's own network, which docker/head.yml gives it, and why not without."""
+
+
+def _read_by(*folders: str) -> set[str]:
+    """The settings that the code in folders reads, itself or by what `Settings` makes of them."""
+    files = {file for folder in folders for file in (ROOT / folder).rglob("*.py")}
+    apart = {"service/settings/variables.py", "workers/worker/single_machine.py"}  # the latter is `ttsv serve`
+    files -= {ROOT / file for file in apart}
+    names = {name for file in files for name in re.findall(r"settings\.(\w+)", file.read_text())}
+    while made := {name for name in names if isinstance(vars(Settings).get(name), property)}:
+        sources = [inspect.getsource(vars(Settings)[name].fget) for name in made]
+        names = names - made | set(re.findall(r"self\.(\w+)", "\n".join(sources)))
+    return names & Settings.model_fields.keys()
+
+
+def _passed(environment: dict[str, str | None]) -> set[str]:
+    """The variables that have outside's value: those without one here, and those that only have a default."""
+    return {name for name, value in environment.items() if value is None or value.startswith(f"${{{name}:")}
+
+
+def _variables(fields: Iterable[str]) -> set[str]:
+    return {f"TTSV_{field.upper()}" for field in fields}
+
+
+def test_every_setting_reaches_who_reads_it(services: dict[str, Any]) -> None:
+    """A setting that the files do not name would be set by an operator, and have no effect."""
+    read = {
+        "api": _read_by("service"),
+        "worker": _read_by("service/settings", "service/upkeep", "workers/driver", "workers/node", "workers/worker"),
+        "migrate": _read_by("service/settings", "service/upkeep"),
+    }
+    assert read["api"] | read["worker"] | _OF_COMPOSE.keys() == Settings.model_fields.keys(), "nobody reads it?"
+    for name, fields in read.items():
+        environment = services[name]["environment"]
+        passed = {variable for variable in _passed(environment) if variable.startswith("TTSV_")}
+        missed = _variables(fields - _OF_COMPOSE.keys() - _OF_HEADS.keys())
+        assert passed == missed, f"{name}: list them without a value, or say above why not"
+    of_head = _load("docker/head.yml")["services"]["worker"]["environment"]
+    assert _passed(of_head) == _variables(_OF_HEADS)
+
+
+def test_every_option_of_a_node_reaches_it() -> None:
+    (node,) = _load("docker/node.yml")["services"].values()
+    command = typer.main.get_command(nodes_app)
+    options = {str(option.envvar) for option in command.commands["node"].params if option.envvar}  # type: ignore[attr-defined]
+    assert options >= {"TTSV_HEAD", "TTSV_NODE_ADDRESS", "TTSV_WORKER_CPUS", "TTSV_WORKER_GPUS"}
+    passed = {name for name in _passed(node["environment"]) if name.startswith("TTSV_")}
+    mounted = {"TTSV_TOKEN_FILE"}  # the file that TTSV_TOKEN names
+    assert passed == options - mounted | _variables(_read_by("service/settings"))
+    assert mounted | {"TTSV_DATA_DIR"} < node["environment"].keys() - passed
+
+
+def test_the_settings_page_names_what_does_not_reach_a_container() -> None:
+    section = (ROOT / "docs" / "settings.md").read_text().partition("\n## In Docker\n")[2]
+    rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    told = set(re.findall(r"`(TTSV_\w+)`", " ".join(rows)))
+    assert told == _variables({**_OF_COMPOSE, **_OF_HEADS}) - {"TTSV_PORT"}, "TTSV_PORT is the published one"
+
+
+def test_a_folder_of_results_is_mounted_where_it_is_named(services: dict[str, Any]) -> None:
+    """The override that docs/nodes.md shows is for whoever reads TTSV_STORAGE."""
+    section = (ROOT / "docs" / "nodes.md").read_text().partition("\n### A store\n")[2].partition("\n### ")[0]
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    told = {name for name, service in services.items() if "TTSV_STORAGE" in service.get("environment", {})}
+    overrides = yaml.safe_load(shown)["services"]
+    assert overrides.keys() == told
+    (path,) = re.findall(r"export TTSV_STORAGE=(/\S+)", section)
+    assert all(service == {"volumes": [f"{path}:{path}"]} for service in overrides.values())
+
+
 def test_no_password_is_shipped(services: dict[str, Any]) -> None:
     for service in services.values():
         for name, value in service.get("environment", {}).items():
@@ -331,7 +421,8 @@ class _Node:
         self._database_url = database_url
 
     def environment(self, service: str) -> dict[str, str]:
-        given = {name: str(value) for name, value in self.services[service].get("environment", {}).items()}
+        listed = self.services[service].get("environment", {}).items()
+        given = {name: str(value) for name, value in listed if value is not None}  # what is not set stays so
         given = {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in given.items()}
         if "TTSV_DATABASE_URL" in given:
             assert given["TTSV_DATABASE_URL"] == "postgresql://ttsv@db:5432/ttsv"
