@@ -47,7 +47,7 @@ class OwnData:
         for name in sorted(filter(own_set, names)):
             found = self._look(name)
             if isinstance(found, OSError):
-                where = f"which {_why(found)} this service's data folder; every node that runs a trial must have it"
+                where = f"which {_why(found)} this service's data folder; the worker's must have it"
                 said.append(f"dataset {name}: {own_place(name)} is needed, {where}, and {_UNSEEN}")
             elif found is None:
                 said.append(f"dataset {name}: {_UNSEEN}")

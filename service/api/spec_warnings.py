@@ -64,11 +64,26 @@ def bf16_warnings(database: Database, spec: ExperimentSpec, plan: Plan | GridCou
 def _absent_published(names: set[str], settings: Settings) -> list[str]:
     """What is said of published data sets that are not in the data folder: they may still be fetched."""
     return [
-        f"dataset {name}: this service's data folder has none, without which its trials fail at the start; run "
-        f"`ttsv data fetch {name}`, on every node that runs them"
+        f"dataset {name}: this service's data folder has none, {_unless_there(settings)} its trials fail at the start; "
+        f"run `ttsv data fetch {name}` on {_first_machine(settings)}"
         for name in sorted(names & FETCHED.keys())
         if not (settings.data_dir / "datasets" / FETCHED[name]).exists()
     ]
+
+
+def _unless_there(settings: Settings) -> str:
+    """Under which condition trials lack what this service's data folder lacks.
+
+    Only with a store may the data folders of workers be others: without one they would leave files where nobody reads
+    them, and are refused.
+    """
+    return "without which" if settings.storage is None else "and where the worker's has none"
+
+
+def _first_machine(settings: Settings) -> str:
+    """Where data are put; trials elsewhere copy them at first use."""
+    head = "the head" if settings.storage is None else "the head of each worker"
+    return f"{head}, from which further nodes copy it"
 
 
 def _datasets(spec: ExperimentSpec, cells: Iterable[CellCount]) -> set[str]:
@@ -97,7 +112,8 @@ def _absent_corruptions(spec: ExperimentSpec, cells: Iterable[CellCount], settin
         name = PUBLISHED_CORRUPTIONS[dataset]
         if not (settings.data_dir / "datasets" / name).is_dir():
             fails = "the trial fails" if count == 1 else f"{count or 'its'} trials fail"
-            why = f"this service's data folder has no datasets/{name}, without which {fails} at the start"
-            fix = "unpack its publisher's archive there, on every node that runs them, or take generated ones"
+            lacks = f"this service's data folder has no datasets/{name}, {_unless_there(settings)}"
+            why = f"{lacks} {fails} at the start"
+            fix = f"unpack its publisher's archive there, on {_first_machine(settings)}, or take generated ones"
             found.append(f"evaluation.corruptions: {why}; {fix}")
     return found

@@ -89,6 +89,7 @@ def test_what_cannot_be_seen_is_refused_on_one_machine_and_said_of_others(
         else:
             (warning,) = api.post(POSTED[1], json=spec).json()["warnings"]
             assert warning.startswith(f"dataset npz:mine: datasets/mine.npz is needed, which {why} this service's data")
+            assert "data folder; the worker's must have it, and what its images are" in warning
             assert warning.endswith("one whose network takes others fails at the start")
 
 

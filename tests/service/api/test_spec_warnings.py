@@ -10,8 +10,10 @@ from sqlalchemy import update
 
 from service.database import ClusterNode, Trial, Worker, now
 from service.database.engine import Database
+from service.main import create_app
 from service.queue import leases, nodes
 from service.queue.cluster import Machine, Node, Versions
+from service.settings import Settings
 from tests.machinery import Claim, Finish, Table
 from ttsv.data.catalog import DATASETS, FETCHED
 from ttsv.data.sources import source_of
@@ -125,7 +127,8 @@ def test_absent_published_corruptions_are_warned_of(api: TestClient) -> None:
     for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
         (warning,) = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
         assert warning.startswith("evaluation.corruptions: this service's data folder has no datasets/CIFAR-10-C")
-        assert "2 trials fail" in warning
+        assert "without which 2 trials fail at the start; unpack" in warning
+        assert warning.endswith("there, on the head, from which further nodes copy it, or take generated ones")
     (folder / "CIFAR-10-C").mkdir(parents=True)
     assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
 
@@ -136,13 +139,28 @@ def test_published_data_that_was_not_fetched_is_warned_of(api: TestClient) -> No
     for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
         warnings = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
         assert [warning.partition(":")[0] for warning in warnings] == [f"dataset {name}" for name in sorted(FETCHED)]
-        assert "`ttsv data fetch cifar10`" in warnings[0]
+        assert "without which its trials fail at the start" in warnings[0]
+        assert warnings[0].endswith("run `ttsv data fetch cifar10` on the head, from which further nodes copy it")
     for name in FETCHED:
         for file in source_of(name)._published(folder):  # type: ignore[attr-defined]
             file.path.parent.mkdir(parents=True, exist_ok=True)
             file.path.touch()
     assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
     assert {name for name, info in DATASETS.items() if not info.embedded} == FETCHED.keys()
+
+
+def test_with_a_store_the_worker_may_have_data_that_the_service_has_not(sqlite_url: str, tmp_path: Path) -> None:
+    """Then each has a data folder of its own, and what trials find is not known here."""
+    settings = Settings(database_url=sqlite_url, data_dir=tmp_path / "data", storage=str(tmp_path / "store"))
+    base = {"dataset": "cifar10", "model": "small-cnn", "evaluation": {"corruptions": "published"}}
+    with TestClient(create_app(settings)) as api:
+        body = api.post("/v1/experiments?dry_run=true", json={"name": "x", "base": base}).json()
+    published, corruptions = body["warnings"]
+    for warning in (published, corruptions):
+        assert "without which" not in warning
+        assert "on the head of each worker, from which further nodes copy it" in warning
+    assert "has none, and where the worker's has none its trials fail at the start" in published
+    assert "has no datasets/CIFAR-10-C, and where the worker's has none the trial fails at the start" in corruptions
 
 
 def test_searches_are_warned_of_as_grids_are(api: TestClient, database: Database) -> None:
