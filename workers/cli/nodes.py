@@ -42,7 +42,10 @@ def nodes(client: "Client", as_json: Json = False) -> None:
     _show(found)
     show_silences(console(), [trial for one in found for trial in one.trials])
     for state in ("running", "queued"):
-        _show_waiting(islice(client.experiments(specs=False, state=state), _MOST_LOOKED_AT))
+        found_open = client.experiments(specs=False, state=state, page_size=_MOST_LOOKED_AT + 1)
+        _show_waiting(islice(found_open, _MOST_LOOKED_AT))
+        if next(found_open, None) is not None:
+            typer.echo(f"and more are {state}: ttsv ls --state {state} --limit 1000; ttsv show ID says why one waits")
 
 
 @nodes_app.command()

@@ -71,6 +71,27 @@ def test_what_waits_says_why(there: str, sqlite_url: str) -> None:
     assert done.stdout.splitlines()[4:] == [f"experiment {waits.id} ([bold]large) waits: {reason}"]
 
 
+def test_more_that_may_wait_is_not_kept_back(there: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many no more are looked at; the command that is named lists the others, too."""
+    monkeypatch.setattr("workers.cli.nodes._MOST_LOOKED_AT", 2)
+    with Client(there) as client:
+        base = {"dataset": "digits", "model": "small-cnn"}
+        oldest, *_, newest = (client.submit({"name": f"grid {number}", "base": base}) for number in range(3))
+    database = Database(sqlite_url)
+    database.write(lambda session: say_why(session, {oldest.id: "its turn", newest.id: "its turn"}, ()))
+    database.close()
+    waits, more = run(there, "nodes").stdout.splitlines()[4:]
+    assert waits == f"experiment {newest.id} (grid 2) waits: its turn"
+    named = re.fullmatch(r"and more are queued: ttsv (ls .+); ttsv (show) ID says why one waits", more)
+    assert named is not None
+    listed = run(there, *named[1].split())
+    assert listed.exit_code == 0, listed.output
+    assert [line.split("\t")[0] for line in listed.stdout.splitlines()[1:]] == ["3", "2", "1"]
+    assert "its turn" in run(there, named[2], str(oldest.id)).stdout
+    monkeypatch.setattr("workers.cli.nodes._MOST_LOOKED_AT", 3)
+    assert "and more" not in run(there, "nodes").stdout
+
+
 def test_what_runs_says_how_long_it_may_be_silent(there: str, sqlite_url: str) -> None:
     with Client(there) as client:
         client.submit({"name": "one", "base": {"dataset": "digits", "model": "small-cnn"}})
