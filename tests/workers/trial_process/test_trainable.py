@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.results import made_epoch, made_result
+from ttsv.config.training import TrainingConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import (
     BrokenContextError,
@@ -30,6 +32,7 @@ from ttsv.errors import (
     OutOfMemoryError,
 )
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from ttsv.trial import run_trial
 from workers.node.depot.data_sets import OtherDataError
 from workers.trial_process.messages import (
     NOT_TAKEN,
@@ -118,6 +121,37 @@ def trainable(tmp_path: Path) -> Iterator[TrialTrainable]:
     trainable.setup(config(tmp_path, good, trial_id=99))
     yield trainable
     trainable.cleanup()
+
+
+def test_a_trial_that_gives_way_has_the_epoch_that_it_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real training: its next process goes on behind that epoch, and this one says nothing more, asked as it is."""
+    monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
+    settings = TrialConfig(dataset="digits", model="small-cnn", training=TrainingConfig(epochs=3)).to_dict()
+
+    def begun(**changes: Any) -> TrialTrainable:
+        trainable = TrialTrainable.__new__(TrialTrainable)
+        trainable.setup(config(tmp_path, run_trial, config=settings, **changes))
+        return trainable
+
+    def epochs(trainable: TrialTrainable, until: int) -> list[int]:
+        found = list[int]()
+        while not found or found[-1] < until:
+            report = trainable.step()["report"]
+            if isinstance(report, EpochReport):
+                found += [point.epoch for point in report.points]
+        return found
+
+    first = begun()
+    assert epochs(first, 2) == [1, 2]
+    first.give_way()
+    said = list[object]()
+    asked = threading.Thread(target=lambda: said.append(first.step()), daemon=True)
+    asked.start()
+    asked.join(0.5)
+    assert said == []
+    second = begun(fence=2, stored_epochs=2)
+    assert epochs(second, 3) == [3]
+    second.cleanup()
 
 
 @pytest.mark.parametrize(("seconds", "together"), [(0, [[1], [2], [3]]), (60, [[1], [2, 3]])])
