@@ -1,8 +1,8 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--respite SECONDS] [--calm] [--only kill|freeze|node|data] [--unshared] [--away SECONDS]
-                          [--unfenced] [--record]
+                          [--respite SECONDS] [--calm] [--only kill|freeze|node|data|database] [--unshared]
+                          [--away SECONDS] [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
@@ -11,7 +11,8 @@ Ends with code 1 where anything was lost, doubled or changed, or a trial did not
 
 With `--only freeze` there are two workers with a cluster each, of which one after the other stands still, with its
 drivers and their trials, until the other has claimed what it had, and then wakes up. With `--only node` the second node
-is killed with all that it runs, and with `--only data` nothing dies, but bits of the data set change.
+is killed with all that it runs, with `--only data` nothing dies, but bits of the data set change, and with `--only
+database` PostgreSQL dies, is cut off, falls silent, or swallows replies to COMMIT.
 """
 
 import argparse
@@ -187,7 +188,7 @@ def main() -> int:
         help="how long nothing is met, in seconds, of what all others need, once one of these was",
     )
     parser.add_argument("--calm", action="store_true", help="what leaves the processor to others")
-    parser.add_argument("--only", choices=("kill", "freeze", "node", "data"), help="no other mishap")
+    parser.add_argument("--only", choices=("kill", "freeze", "node", "data", "database"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
     parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
@@ -203,6 +204,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.away and options.database == "sqlite":
         parser.error("--away: there is no server of SQLite that could be away")
+    if options.only == "database" and options.database != "postgresql":
+        parser.error("--only database: with --database postgresql, as SQLite has no server")
     if options.only == "node" and not options.unshared:
         parser.error("--only node: with --unshared, by which the second node is a machine of its own")
     if options.unshared and (reason := why_not_unshared()) is not None:

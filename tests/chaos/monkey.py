@@ -55,10 +55,10 @@ class Party:
 class Monkey:
     """Draws one mishap after another. `done` counts them; `every` is the mean pause between two, in seconds.
 
-    `only` is `kill`, `freeze`, `node`, `data`, or None for any. Each kind of victim is met once, in an order that is
-    drawn, before any that can be met comes again; `respite` is for how long what all others need is left alone.
-    `zombies` are drivers that woke up after somebody else had claimed their experiment, `zombie_trials` processes of
-    their trials.
+    `only` is `kill`, `freeze`, `node`, `data`, `database`, or None for any. Each kind of victim is met once, in an
+    order that is drawn, before any that can be met comes again; `respite` is for how long what all others need is left
+    alone. `zombies` are drivers that woke up after somebody else had claimed their experiment, `zombie_trials`
+    processes of their trials.
     """
 
     site: Site
@@ -89,7 +89,7 @@ class Monkey:
 
     def unmet(self) -> list[str]:
         """The kinds of processes of which none was killed yet, where kills are drawn."""
-        return [] if self.only in ("freeze", "node", "data") else sorted(self._unmet["kill"])
+        return [] if self.only in ("freeze", "node", "data", "database") else sorted(self._unmet["kill"])
 
     def met(self) -> int:
         """How much was done of what `only` names: processes or nodes killed, zombies woken, files of data changed."""
@@ -114,6 +114,8 @@ class Monkey:
             self._kill_node()
         elif self.only == "data":
             self._change_data()
+        elif self.only == "database":
+            self._hit_database()
         elif self.only == "kill" or self._random.random() < 0.7:
             self._kill()
         else:
@@ -272,7 +274,6 @@ class Monkey:
             mishaps += ["cut", "silence", "swallow"]
         mishaps += self.site.disks
         mishap = self._random.choice(mishaps)
-        proxy = None if self.site.postgres is None else self.site.postgres.proxy
         if mishap == "freeze":
             self._freeze()
         elif mishap == "data":
@@ -280,15 +281,31 @@ class Monkey:
         elif mishap in self.site.disks:
             if self.site.fill_disk(mishap, 3):
                 self._say(f"{mishap} full", "for 3 s")
-        elif proxy is not None and mishap == "cut":
+        else:
+            self._cut_off(mishap)
+
+    def _cut_off(self, mishap: str) -> None:
+        """Something of the way to the database."""
+        assert self.site.postgres is not None
+        proxy = self.site.postgres.proxy
+        if mishap == "cut":
             proxy.cut(2)
             self._say("database cut", "for 2 s")
-        elif proxy is not None and mishap == "silence":
+        elif mishap == "silence":
             proxy.fall_silent(5)
             self._say("database silent", "for 5 s")
-        elif proxy is not None:
+        else:
             proxy.swallow += 3
             self._say("COMMIT swallowed", "three replies")
+
+    def _hit_database(self) -> None:
+        """Its server dies, or the way to it does; what died is up again before it dies anew."""
+        mishap = self._random.choice(["kill", "cut", "silence", "swallow"])
+        if mishap != "kill":
+            self._cut_off(mishap)
+        elif living := self._living("postgres"):
+            self.site.kill(*living)
+            self._say("kill postgres", f"process {living[0]}")
 
     def _change_data(self) -> None:
         """A bit of a file of the data set, where it is and can be changed."""
