@@ -300,7 +300,7 @@ class Monkey:
 
     def _hit_database(self) -> None:
         """Its server dies, or the way to it does; what died is up again before it dies anew."""
-        mishap = self._random.choice(["kill", "cut", "silence", "swallow"])
+        mishap = self._random.choice(["kill", "cut", "silence", "swallow", "swallow"])
         if mishap != "kill":
             self._cut_off(mishap)
         elif living := self._living("postgres"):
