@@ -97,6 +97,9 @@ Environment variables of the service and its workers.
 `ttsv` reads `TTSV_URL` (default `http://127.0.0.1:8000`) to find the service. A worker joins the Ray cluster at
 `RAY_ADDRESS` if that is set, and starts one of its own otherwise.
 
+`TTSV_FAULTS` and `TTSV_FAULTS_ONCE` have processes killed, failed or held up at named
+[points](reliability.md#fault-points): to try what happens then, and for nothing else.
+
 ## In Docker
 
 `docker compose` takes settings from its environment, or from a file `.env` beside the compose file, and gives API,

@@ -16,6 +16,7 @@ from service.api.http.dependencies import Config, Db
 from service.api.http.responses import experiment_out
 from service.api.own_data import OwnData
 from service.api.spec_warnings import bf16_warnings, spec_warnings
+from service.database.outages import broken_connection
 from service.errors import FieldProblem, QueryError, SpecError
 from service.experiments import store
 from service.experiments.memory import shares
@@ -25,6 +26,7 @@ from service.specs.grid import count_grid, datasets, expand_grid
 from service.specs.patterns import PRINTABLE
 from service.specs.planner import GridCount, Plan
 from service.specs.spec import ExperimentSpec
+from ttsv.runtime.faults import fault
 
 _Planned = TypeVar("_Planned", bound=Plan | GridCount)
 
@@ -96,6 +98,7 @@ class Submission:
             return store.answer_once(session, self.idempotency_key, request, stored, project_id=self.who.project_id)
 
         answer = self.database.write(work)
+        fault("after_submission", broken_connection)
         if draft.before is None:
             self.response.headers["Location"] = f"/v1/experiments/{answer['id']}"
         return answer

@@ -48,6 +48,11 @@ def is_in_trouble(error: Exception) -> bool:
     return is_away(error) or isinstance(error, OperationalError | InternalError)
 
 
+def broken_connection(words: str) -> OperationalError:
+    """The error of a connection that broke, as SQLAlchemy raises it: what fault points raise where it is written."""
+    return OperationalError(words, None, ConnectionError(words), connection_invalidated=True)
+
+
 class Backoff:
     """Pauses that grow with every failure in a row, with full jitter."""
 

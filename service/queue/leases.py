@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session, load_only
 from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.database.engine import changed_rows, upsert
 from service.database.experiments import ProcessIdentity
+from service.database.outages import broken_connection
 from service.errors import LeaseLostError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
+from ttsv.runtime.faults import fault
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """A worker unseen for so long was killed: it is taken off the list."""
@@ -205,6 +207,7 @@ def complete(session: Session, lease: Lease) -> bool:
     counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
     if any(counts.get(state) for state in OPEN_TRIALS):
         return False
+    fault("before_complete", broken_connection)
     worker = actor(experiment)
     good = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
     bad = sum(count for state, count in counts.items() if state not in good)

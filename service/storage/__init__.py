@@ -2,7 +2,7 @@
 
 `attempts` says how the files of a trial lie there, the same in every store. pyarrow is loaded for object stores alone.
 
-Of `ttsv` only results and errors may be imported, of the service only errors.
+Of `ttsv` only results, errors and fault points may be imported, of the service only errors.
 """
 
 from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_checkpoints

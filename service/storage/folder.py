@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from service.storage.store import CHUNK, COPIES, require_inside, sync_folder
+from ttsv.runtime.faults import fault
 
 PARTS = "incoming"
 """Folder, in a store's, of files that are being written."""
@@ -143,6 +144,7 @@ class Folder:
                 _copy_tree(self.path(source), partial)
             for parent, _, _ in os.walk(partial):
                 sync_folder(Path(parent))
+            fault("before_rename")
             partial.rename(place)
             sync_folder(place.parent)  # what was copied may go now
         except OSError:

@@ -18,6 +18,7 @@ from ttsv.config.fields import JsonObject, TrialFields
 from ttsv.errors import ConfigError, DataError
 from ttsv.models import ModelArguments, create_model
 from ttsv.models.build import Normalize
+from ttsv.runtime.faults import fault
 
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
@@ -106,8 +107,10 @@ class Checkpoints:
     def _write(self, number: int, body: Mapping[str, object], tensors: dict[str, Tensor]) -> None:
         content = save(tensors)
         _write(self._tensors(number), content)
+        fault("after_tensors")
         record = {"body": body, "body_sha256": _sha256(_json(body)), "tensors_sha256": _sha256(content)}
         _write(self._record(number), _json(record))
+        fault("after_checkpoint")
         for old in self._numbers()[:-KEPT]:
             self._delete(old)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from ttsv.runtime.faults import VARIABLES
 from workers.cli.findings import BACKUP, RESTORE, Check, Finding, ago
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ _ELSEWHERE = (
     *("TTSV_URL", "TTSV_KEY", "TTSV_HEAD", "TTSV_TOKEN_FILE", "TTSV_NODE_ADDRESS"),
     *("TTSV_BIND", "TTSV_DATABASE_PORT", "TTSV_DATA", "TTSV_TOKEN"),
     *("TTSV_TORCH_INDEX", "TTSV_WORKER_MEMORY", "TTSV_POSTGRES_IMAGE", "TTSV_REVISION", "TTSV_FUZZ_CASES"),
+    *VARIABLES,
 )
-"""Variables that are ours and no settings: of the command; of the compose files; of image and tests."""
+"""Variables that are ours and no settings: of the command; of the compose files; of image and tests; fault points."""
 _OLDEST_POSTGRES = 15
 """Its makers mend no older one."""
 _WAL_BYTE, _WAL = 18, 2

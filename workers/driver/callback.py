@@ -12,6 +12,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ttsv.errors import LostDeviceError
+from ttsv.runtime.faults import fault
 from workers.driver import hanging
 from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
@@ -95,6 +96,7 @@ class TuneCallback(tune.Callback):
         self._began(trial_id)
         self._watchdog.began(trial_id, trial.temporary_state.ray_actor, job)
         self._recorder.started(trial_id)
+        fault("after_start")
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: object

@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 
 from service.database import Result, now
 from service.database.engine import Database
-from service.database.outages import MOST_FAILURES, Backoff, is_away, is_in_trouble
+from service.database.outages import MOST_FAILURES, Backoff, broken_connection, is_away, is_in_trouble
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.results import deciding, protocol_fingerprint
+from ttsv.runtime.faults import fault
 from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
@@ -209,8 +210,10 @@ class Recorder:
                 held.read_trials({event.trial_id for event in events})
                 for event in events:
                     event.write(held)
+            fault("before_commit", broken_connection)
 
         self._database.write(work)
+        fault("after_commit", broken_connection)
 
     def _write_alone(self, event: _Event) -> None:
         """Writes one event; if the database refuses what it says, the trial failed."""

@@ -19,6 +19,7 @@ from service.errors import UserError
 from service.queue.cluster import Gpu, Machine, Versions
 from ttsv.hardware.processor import computes_bf16
 from ttsv.runtime.code import code_version, package_version
+from ttsv.runtime.faults import VARIABLES
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OUR_GROUPS = Path("/proc/self/cgroup")
 _OURS = ("TTSV_", "RAY_ADDRESS", "PGPASS", "PGSERVICE", "PGSSL")
 """How variables begin that are ours alone: libpq takes a password from PGPASSWORD, PGPASSFILE or PGSERVICEFILE."""
+_KEPT = ("TTSV_REVISION", *VARIABLES)
+"""Those of them that trials have as well; fault points are theirs, too."""
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 _ASKING_SECONDS = 60.0
@@ -88,11 +91,11 @@ def usable_instructions() -> dict[str, str]:
 
 
 def without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials, but for the image's revision.
+    """Our environment for processes that hold no credentials, but for the image's revision, and for fault points.
 
     Nothing of our settings is in it, nor what opens a database.
     """
-    return {name: value for name, value in os.environ.items() if name == "TTSV_REVISION" or not name.startswith(_OURS)}
+    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_OURS)}
 
 
 def _shows_amx() -> bool:

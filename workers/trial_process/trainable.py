@@ -33,6 +33,7 @@ from ttsv.errors import (
 )
 from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from ttsv.runtime.faults import fault
 from workers.node.cards import OFFERED
 from workers.node.depot.data_sets import OtherDataError
 from workers.node.depot.home import Home
@@ -272,6 +273,7 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
                 require_room(place.folder)
             raise
     assert final is not None, "the trial ends with a result, or an error"
+    fault("before_result")
     yield final  # once nothing is left to be done here: whoever hears it may end this process
 
 
@@ -360,6 +362,7 @@ def _told(
                     stage_at = time.monotonic()
             else:
                 _require_finite(item, "the result")
+                fault("before_manifest")
                 files = manifest(item.artifacts, place.root)
                 logger.info("the trial succeeded: accuracy %.4f", item.accuracy)
                 yield from _synced(place)

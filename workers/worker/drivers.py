@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from service.database.outages import Backoff
 from service.queue.leases import Lease
 from service.settings import Settings
+from ttsv.runtime.faults import fault
 from workers.node.machine import local_cpus, memory_bytes
 from workers.node.processes import cpu_seconds, kill_session, spawn, stop
 from workers.trial_process.trial_folder import tune_folder
@@ -129,6 +130,7 @@ class Drivers:
         log = self._settings.data_dir / "logs" / f"experiment-{number}-{fence}.log"
         command = [*self._command, "--experiment", number, "--fence", fence]
         try:
+            fault("after_claim")
             child = spawn(command, env=self._environment(), log=log, death=signal.SIGTERM, stdin=subprocess.PIPE)
         except OSError as error:
             pause = self._trouble_of(lease.experiment_id).failed()

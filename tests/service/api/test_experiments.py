@@ -26,6 +26,7 @@ from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, h
 from service.settings import Settings
 from tests.held import reported, under
 from tests.machinery import Claim, Finish, Make, Submit, Table
+from ttsv.runtime import faults
 
 SPEC: dict[str, Any] = {
     "name": "ranks",
@@ -142,6 +143,17 @@ class TestIdempotency:
         first = api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"})
         claim()
         assert api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"}).json() == first.json()
+
+    def test_what_was_committed_and_not_answered_is_answered_when_sent_again(
+        self, api: TestClient, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as armed:
+            armed.setattr(faults, "_armed", faults.read("after_submission=raise"))
+            lost = api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"})
+        assert (lost.status_code, lost.headers["retry-after"]) == (503, "5")
+        answer = api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"})
+        (experiment,) = table(Experiment)
+        assert (answer.status_code, answer.json()["id"]) == (201, experiment.id)
 
     def test_another_body_is_refused(self, api: TestClient, table: Table) -> None:
         api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"})

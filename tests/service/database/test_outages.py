@@ -11,7 +11,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database.engine import Database
-from service.database.outages import is_away, is_in_trouble
+from service.database.outages import broken_connection, is_away, is_in_trouble
 
 
 class TestAway:
@@ -26,6 +26,9 @@ class TestAway:
     def test_nobody_listens(self) -> None:
         error = self.caught(Database("postgresql+psycopg://nobody@127.0.0.1:9/none"), lambda _: None)
         assert is_away(error)
+
+    def test_a_fault_point_says_so(self) -> None:
+        assert is_away(broken_connection("fault point after_commit"))
 
     def test_the_server_ends_the_connection(self, postgres_url: str) -> None:
         kill = text("SELECT pg_terminate_backend(pg_backend_pid())")

@@ -41,6 +41,7 @@ from service.storage.attempts import attempts
 from service.storage.objects import Objects
 from service.storage.opening import require_writable
 from ttsv.errors import DataError
+from ttsv.runtime import faults
 
 Make = Callable[[Path], Store]
 
@@ -202,6 +203,17 @@ class TestAttempts:
         assert len(store.files(path)) == 4
         remove_checkpoints(store, 7, fence=99)
         assert store.files("trials/7") == {}
+
+    def test_a_copy_that_gets_no_name_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = Folder(tmp_path)
+        put(store, f"{begin(store, 7, Attempt(1))}/file", b"1")
+        monkeypatch.setattr(faults, "_armed", faults.read("before_rename=raise"))
+        with pytest.raises(OSError, match="fault point before_rename") as raised:
+            begin(store, 7, Attempt(2))
+        monkeypatch.undo()
+        assert trouble_of(raised.value) is raised.value
+        assert store.folders("trials/7", partial=True) == ["1"]
+        assert store.files(begin(store, 7, Attempt(2))) == {"file": 1}
 
     def test_a_copy_that_is_made_twice_changes_nothing(self, store: Store) -> None:
         put(store, "trials/7/1/file", b"1")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ttsv.errors import DataError
 from ttsv.models import create_model
+from ttsv.runtime import faults
 from ttsv.training import checkpoint
 from ttsv.training.checkpoint import Checkpoints, load_network, save_model
 
@@ -490,3 +491,14 @@ def test_a_description_of_another_network_is_refused_beside_weights_that_say_not
     (tmp_path / "model.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match=r"model\.json is altered: the weights are of another network"):
         load_network(path)
+
+
+@pytest.mark.parametrize(("point", "newest"), [("after_tensors", 1), ("after_checkpoint", 2)])
+def test_who_is_stopped_while_it_writes_one_has_the_one_before_or_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, newest: int
+) -> None:
+    Checkpoints(tmp_path, IDENTITY).save(1, state(1))
+    monkeypatch.setattr(faults, "_armed", faults.read(f"{point}=raise"))
+    with pytest.raises(OSError, match=f"fault point {point}"):
+        Checkpoints(tmp_path, IDENTITY).save(2, state(2))
+    assert_same(Checkpoints(tmp_path, IDENTITY).latest(), state(newest))

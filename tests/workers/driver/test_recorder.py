@@ -25,6 +25,7 @@ from service.queue.trials import MAX_DEATHS, HeldExperiment
 from service.storage import Folder
 from tests.results import made_epoch, made_result
 from ttsv.results import CHECKPOINTS, StageProgress
+from ttsv.runtime import faults
 from workers.driver.__main__ import Driver
 from workers.driver.callback import TuneCallback
 from workers.driver.lease_keeper import LeaseKeeper
@@ -125,6 +126,24 @@ def test_everything_arrives(bench: Bench) -> None:
     assert trials[0].best_val_accuracy == 0.3
     assert bench.lab.points(bench.experiment_id) == [(first, 1), (first, 2), (first, 3)]
     assert bench.lab.artifact_paths(first) == ["trials/1/1/model"]
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_what_a_broken_connection_leaves_open_is_stored_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, point: str
+) -> None:
+    """Whether it was committed or not: the same is written again."""
+    monkeypatch.setattr(faults, "_armed", faults.read(f"{point}=raise"))
+    monkeypatch.setenv(faults.ONCE, str(tmp_path / "faults"))
+    first, *_ = (trial.id for trial in bench.trials())
+    bench.recorder.started(first)
+    bench.recorder.reported(first, epoch(1))
+    bench.recorder.reported(first, result())
+    assert bench.recorder.flush(10)
+    assert (tmp_path / "faults" / point).exists()
+    assert next((trial.state, trial.attempts) for trial in bench.trials()) == ("succeeded", 1)
+    assert bench.lab.points(bench.experiment_id) == [(first, 1)]
+    assert not bench.lost.is_set()
 
 
 def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:

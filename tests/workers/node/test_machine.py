@@ -25,10 +25,10 @@ from workers.node.machine import (
 
 
 def test_a_process_without_our_settings_knows_the_images_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TTSV_REVISION", "TTSV_DATABASE_URL", "RAY_ADDRESS"):
+    for name in ("TTSV_REVISION", "TTSV_FAULTS", "TTSV_FAULTS_ONCE", "TTSV_DATABASE_URL", "RAY_ADDRESS"):
         monkeypatch.setenv(name, "x")
     kept = machine.without_settings()
-    assert "TTSV_REVISION" in kept
+    assert {"TTSV_REVISION", "TTSV_FAULTS", "TTSV_FAULTS_ONCE"} <= kept.keys()
     assert kept.keys().isdisjoint({"TTSV_DATABASE_URL", "RAY_ADDRESS"})
 
 

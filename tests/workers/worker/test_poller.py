@@ -40,6 +40,7 @@ from service.storage import MARKER, remove_checkpoints
 from service.upkeep.home import settle
 from tests.held import under
 from ttsv.results import CHECKPOINTS
+from ttsv.runtime import faults
 from workers.node import processes
 from workers.node.processes import identity
 from workers.worker import job_time, poller
@@ -254,6 +255,22 @@ def test_a_disk_without_room_costs_no_worker(
     rig.turn_until(lambda: len(rig.worker._drivers) == 1)
     assert not rig.cluster.failed()
     rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+    assert {(trial.attempts, trial.deaths) for trial in lab.trials(experiment_id)} == {(0, 0)}
+    rig.worker._drain()
+
+
+def test_what_was_claimed_and_could_not_be_started_is_claimed_again(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("service.database.outages.random.uniform", lambda low, high: 0.2)
+    monkeypatch.setattr(faults, "_armed", faults.read("after_claim=raise"))
+    monkeypatch.setenv(faults.ONCE, str(tmp_path / "faults"))
+    experiment_id = lab.post([0, 1])
+    rig = Rig(lab, SLEEP)
+    rig.turn_until(lambda: len(rig.worker._drivers) == 1)
+    assert (tmp_path / "faults" / "after_claim").exists()
+    experiment = lab.experiment(experiment_id)
+    assert (experiment.state, experiment.fence) == ("running", 2)
     assert {(trial.attempts, trial.deaths) for trial in lab.trials(experiment_id)} == {(0, 0)}
     rig.worker._drain()
 
