@@ -2,7 +2,7 @@
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
                           [--respite SECONDS] [--calm] [--only kill|freeze|node|data|database] [--unshared]
-                          [--away SECONDS] [--unfenced] [--record]
+                          [--away SECONDS] [--unfenced] [--faults] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
@@ -13,6 +13,8 @@ With `--only freeze` there are two workers with a cluster each, of which one aft
 drivers and their trials, until the other has claimed what it had, and then wakes up. With `--only node` the second node
 is killed with all that it runs, with `--only data` nothing dies, but bits of the data set change, and with `--only
 database` PostgreSQL dies, is cut off, falls silent, or swallows replies to COMMIT.
+
+With `--faults` besides all that whoever comes first to a fault point (`ttsv.runtime.faults`) is killed there.
 """
 
 import argparse
@@ -46,6 +48,7 @@ from tests.chaos.fences import read as read_refusals
 from tests.chaos.monkey import RESPITE_SECONDS, Monkey
 from tests.chaos.site import ROOT, Site, why_not_unshared
 from tests.chaos.verdict import judge
+from ttsv.runtime.faults import POINTS
 from workers.trial_process.trainable import REPORT_SECONDS
 
 RECORDS = Path(__file__).with_name("records.jsonl")
@@ -192,6 +195,7 @@ def main() -> int:
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
     parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
+    parser.add_argument("--faults", action="store_true", help="who comes first to a fault point is killed there")
     parser.add_argument(
         "--clock",
         type=float,
@@ -223,6 +227,7 @@ def main() -> int:
         rival=rival,
         unshared=options.unshared,
         unfenced=options.unfenced,
+        faults=options.faults,
         cpus=grid.cpus,
     )
     database = site.database()
@@ -269,7 +274,8 @@ def main() -> int:
             # On a node without the folder trials wait for the head once in so long, which may be away when they die.
             alone = not options.unshared or options.only == "node"
             ahead = 0 if alone else 1 + math.ceil(REPORT_SECONDS / grid.seconds)
-            killed = monkey.done["kill trial"]
+            fired = site.fired()
+            killed = monkey.done["kill trial"] + sum(POINTS[name].who == "trial" for name in fired)
             verdict = judge(session, site.data, poster.posted, site.notes, killed=killed, places=places, ahead=ahead)
         if options.unfenced:
             verdict.faults = read_refusals(site.notes).stale
@@ -286,8 +292,8 @@ def main() -> int:
         "database": options.database,
         **made,
         "seconds": round(broken),
-        "mishaps": dict(sorted(monkey.done.items())),
-        "unmet": monkey.unmet(),
+        "mishaps": dict(sorted(monkey.done.items())) | {f"fault {name}": 1 for name in fired},
+        "unmet": monkey.unmet() + [f"fault {name}" for name in POINTS if options.faults and name not in fired],
         "zombies": monkey.zombies,
         "zombie_trials": monkey.zombie_trials,
         "restarts": site.restarts,

@@ -29,6 +29,7 @@ from tests.chaos.notes import note_mutation
 from tests.chaos.program import PROCESS
 from tests.chaos.proxy import Proxy
 from ttsv.results import CHECKPOINTS
+from ttsv.runtime.faults import FAULTS, ONCE, POINTS, VARIABLES
 from workers.node.processes import spawn
 from workers.node.raylet import free_ports
 
@@ -104,7 +105,7 @@ class Site:
 
     `rival`: a second worker instead of a second node. `unshared`: the second node sees another data folder at the same
     path, an empty one, as in a mount namespace of its own; see `why_not_unshared`. `settings` are for API and workers.
-    `unfenced`: workers and drivers have no fence.
+    `unfenced`: workers and drivers have no fence. `faults`: at each fault point the first process that comes is killed.
     `clock`: by how many seconds clocks are wrong at most, of which `seed` draws each.
     """
 
@@ -118,6 +119,7 @@ class Site:
         rival: bool = False,
         unshared: bool = False,
         unfenced: bool = False,
+        faults: bool = False,
         cpus: int = 2,
         settings: Mapping[str, str] = MappingProxyType(QUICK),
     ) -> None:
@@ -150,6 +152,8 @@ class Site:
             clocks.SEED: str(seed),
             NOTES: str(self.notes),
             **({UNFENCED: "1"} if unfenced else {}),
+            **({FAULTS: ",".join(f"{name}=kill" for name in POINTS)} if faults else {}),
+            ONCE: str(self.folder / "faults"),  # on no small disk: it may be filled
             "TTSV_DATA_DIR": str(self.data),
             "TTSV_DATABASE_URL": self.url,
             "TTSV_PORT": str(api_port),
@@ -224,7 +228,8 @@ class Site:
     def _launch(self, name: str) -> None:
         environment = self._environment | {clocks.WHO: f"{name} {self.restarts[name]}"}
         if name == "node":  # it knows nothing of the rest
-            environment = {key: value for key, value in environment.items() if not key.startswith("TTSV_")}
+            ours = [key for key in environment if key.startswith("TTSV_") and key not in VARIABLES]
+            environment = {key: value for key, value in environment.items() if key not in ours}
             environment |= {"TTSV_WORKER_CPUS": str(self.cpus), "TTSV_WORKER_GPUS": "0"}
         elif name == "worker":
             environment = environment | self._door
@@ -232,6 +237,10 @@ class Site:
             environment = environment | {"TMPDIR": str(self.folder / name)}
         log = self.folder / f"{name}.log"
         self._children[name] = spawn(self._commands[name], env=environment, log=log, death=signal.SIGTERM)
+
+    def fired(self) -> list[str]:
+        """The fault points at which a process was killed."""
+        return [name for name in POINTS if (self.folder / "faults" / name).exists()]
 
     def database(self) -> Database:
         """The database as a checker sees it: not through the proxy."""

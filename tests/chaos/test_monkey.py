@@ -20,6 +20,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.shared import find_shared
 from ttsv.errors import DataError
+from ttsv.runtime.faults import FAULTS, ONCE, POINTS, read
 
 KINDS = [*TRIALS, *MACHINERY]
 CONFIG = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": {"epochs": 9}})
@@ -237,3 +238,18 @@ def test_no_file_is_changed_that_is_wrong_as_it_is(site: Site, data: Path) -> No
     assert len(files) == len(set(files))
     assert images.NOTE in files, "without a note that is whole nothing is changed any more"
     assert all(one.stands() for one in standing)
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_whoever_comes_first_to_a_fault_point_is_killed_where_that_is_asked_for(faults: bool) -> None:
+    site = Site("sqlite", faults=faults)
+    try:
+        armed = read(site._environment.get(FAULTS, ""))
+        assert {name: deed.action for name, deed in armed.items()} == (dict.fromkeys(POINTS, "kill") if faults else {})
+        assert site.fired() == []
+        folder = Path(site._environment[ONCE])
+        folder.mkdir()
+        (folder / "after_claim").touch()
+        assert site.fired() == ["after_claim"]
+    finally:
+        site.close()
