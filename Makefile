@@ -71,12 +71,13 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite --only freeze --count 3 $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
 
-# Five minutes of rarer mishaps, which leave the processor to others; half of them, where a machine can have another
-# name and other mounts, with a second node that does not see the data folder.
+# Five minutes of rarer mishaps, which leave the processor to others. In half of them whoever comes first to a fault
+# point is killed there besides; the other half has, where a machine can have another name and other mounts, a second node
+# that does not see the data folder.
 chaos-beside: CALM = --seconds 150 --every 20 --calm --peace 600
 chaos-beside: UNSHARED = $(shell unshare --mount --uts true 2>/dev/null && echo --unshared)
 chaos-beside: $(INSTALLED)
-	$(BIN)/python -m tests.chaos --database sqlite $(CALM) $(ARGS)
+	$(BIN)/python -m tests.chaos --database sqlite $(CALM) --faults $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql $(CALM) $(UNSHARED) $(ARGS)
 
 # The last collects the tests, as each process of `make test` will: in a fresh clone all of them would compile them anew.
