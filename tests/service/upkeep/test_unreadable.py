@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -132,24 +131,17 @@ class TestBackup:
 
 @pytest.mark.parametrize("room", ["nothing", "half the database", "some files"])
 def test_a_backup_onto_a_full_disk_names_its_file(
-    lived: Database, source: Settings, tmp_path: Path, trial_id: int, room: str
+    lived: Database, source: Settings, small_disk: Callable[[int], Path], trial_id: int, room: str
 ) -> None:
     (log,) = (source.data_dir / "trials" / str(trial_id)).rglob("trial.log")
     log.write_bytes(os.urandom(8 * 2**20))
     assert source.database_url is not None
     size = Path(str(make_url(source.database_url).database)).stat().st_size
     kib = {"nothing": 16, "half the database": size // 2**11, "some files": 4096}[room]
-    folder = tmp_path / "small"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)], check=False)
-    if done.returncode:
-        pytest.skip("no disk can be made here")
-    try:
-        with pytest.raises(UserError, match=f"FILE {folder}/backup: its disk is full; free room there"):
-            back_up(source, lived, folder / "backup")
-        assert list(folder.iterdir()) == []
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+    folder = small_disk(kib)
+    with pytest.raises(UserError, match=f"FILE {folder}/backup: its disk is full; free room there"):
+        back_up(source, lived, folder / "backup")
+    assert list(folder.iterdir()) == []
 
 
 def test_what_is_not_ours_to_read_may_go_and_what_fails_stays(tmp_path: Path, unreadable: Break) -> None:
