@@ -23,7 +23,10 @@ MODEL = "model"
 _FOR_GOOD = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED
 
 
-_NEXT = (Trial.id, Trial.number, Trial.epoch, Trial.config, Trial.source_trial_id, Trial.state, Trial.failure)
+_NEXT = (
+    *(Trial.id, Trial.number, Trial.epoch, Trial.config, Trial.source_trial_id),
+    *(Trial.state, Trial.failure, Trial.deaths),
+)
 """What its driver has to know of the trial that is to begin next."""
 
 

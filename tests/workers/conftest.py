@@ -139,7 +139,8 @@ class Lab:
         running = [trial.id for trial in self.trials(experiment_id) if trial.state == TrialState.RUNNING]
         found = {}
         for trial_id in running:
-            for file in (self.data_dir / "trials" / str(trial_id)).glob("*/pid"):
+            files = (self.data_dir / "trials" / str(trial_id)).glob("*/pid")
+            for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
                 if text := file.read_text():
                     found[trial_id] = int(text)
         return found

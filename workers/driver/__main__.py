@@ -212,7 +212,9 @@ class Driver:
                 path = None if source is None else driver_reads.model_path(session, source)
             if source is None or path is not None:
                 attempt = self._attempt(trial.id)
-                return Job(trial.id, self._lease.fence, trial.epoch, trial.config, path, attempt, trial.alone)
+                return Job(
+                    trial.id, self._lease.fence, trial.epoch, trial.config, path, attempt, trial.alone, trial.deaths
+                )
             self._database.write(partial(self._fail_orphan, trial_id=trial.id, source=source))
 
     def _fail_orphan(self, session: Session, trial_id: int, source: int) -> None:

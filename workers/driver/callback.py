@@ -61,6 +61,8 @@ _OF_OTHERS = "Top 10 memory users"
 """Behind it Ray lists command lines, those of other people too."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 15.0, 300.0
 """So long a trial waits whose machine ran short of memory: each time twice as long, until it gets on."""
+RESTLESS_DEATHS = 4
+"""So often in a row a trial's process may die before it waits as well."""
 
 
 class TuneCallback(tune.Callback):
@@ -80,6 +82,7 @@ class TuneCallback(tune.Callback):
         self._recorder, self._watchdog, self._data_dir, self._stored = recorder, watchdog, data_dir, stored
         self._began, self._rests, self._memory_gib = began, rests, memory_gib
         self._short_of_memory: Counter[int] = Counter()
+        self._got_on: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -93,6 +96,7 @@ class TuneCallback(tune.Callback):
         job = job_of(trial)
         trial_id = job.trial_id
         logger.info("trial %d begins", trial_id)
+        self._got_on.discard(trial_id)
         self._began(trial_id)
         self._watchdog.began(trial_id, trial.temporary_state.ray_actor, job)
         self._recorder.started(trial_id)
@@ -105,6 +109,7 @@ class TuneCallback(tune.Callback):
         trial_id, report = job_of(trial).trial_id, result["report"]
         if isinstance(report, EpochReport) or (isinstance(report, StageReport) and report.further):
             del self._short_of_memory[trial_id]
+            self._got_on.add(trial_id)
         if result["done"] and not self._watchdog.ended(trial_id):
             # What it was killed for is recorded: a trial that waits again keeps its checkpoints.
             logger.warning("trial %d was killed just before it %s", trial_id, _end(report))
@@ -133,6 +138,8 @@ class TuneCallback(tune.Callback):
             charged = not (any(words in said for words in (NOT_TAKEN, _KILLED, _GPU_LOST)) or _NODE_DIED.search(said))
             if _MEMORY.search(said):
                 charged, reason = self._needs_too_much(trial_id, said), _short_of_memory(said)
+            elif charged:
+                self._rest_of(job_of(trial))
             logger.warning("trial %d lost its process: %s", trial_id, reason)
             self._recorder.died(trial_id, reason, charged=charged)
 
@@ -143,11 +150,24 @@ class TuneCallback(tune.Callback):
         is reserved for each, somebody else filled the machine. Else it may be the one, and would be killed for ever: it
         is charged, as for the kernel's killing, but so slowly that ten times in a row last for half an hour.
         """
-        rest = FIRST_REST_SECONDS * 2 ** min(self._short_of_memory[trial_id], 10)
+        self._rests(trial_id, _rest(self._short_of_memory[trial_id]))
         self._short_of_memory[trial_id] += 1
-        self._rests(trial_id, min(rest, LONGEST_REST_SECONDS))
         had = [float(found) for found in _MEMORY_OF_WORKER.findall(said)]
         return not had or max(had) > self._memory_gib
+
+    def _rest_of(self, job: Job) -> None:
+        """Has a trial rest whose process died again and again, as nobody can tell whether that was its own doing.
+
+        Where somebody kills processes, as the kernel for another's memory, it would soon have died as often as one may.
+        """
+        earlier = 0 if job.trial_id in self._got_on else job.deaths
+        if earlier >= RESTLESS_DEATHS:
+            self._rests(job.trial_id, _rest(earlier - RESTLESS_DEATHS))
+
+
+def _rest(times: int) -> float:
+    """For how many seconds a trial rests that did so some times before."""
+    return min(FIRST_REST_SECONDS * 2.0 ** min(times, 10), LONGEST_REST_SECONDS)
 
 
 def _looked_for(report: ResultReport, data_dir: Path, host: str) -> Report:

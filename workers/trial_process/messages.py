@@ -22,6 +22,7 @@ class Job:
 
     With `source`, a saved network's path in the data folder, nothing is trained: that network is evaluated. `attempt`
     numbers the driver's attempts at the trial, from 0. `alone`: with a whole card, where the pass reserves a fraction.
+    `deaths`: so often in a row its process has died since it last got on.
     """
 
     trial_id: int
@@ -31,6 +32,7 @@ class Job:
     source: str | None = None
     attempt: int = 0
     alone: bool = False
+    deaths: int = 0
 
 
 class JobFields(TypedDict):
@@ -43,6 +45,7 @@ class JobFields(TypedDict):
     source: str | None
     attempt: int
     alone: bool
+    deaths: int
 
 
 class TuneConfig(TypedDict):

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from service.database.experiments import Pace
+from service.queue.trials import MAX_DEATHS
 from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, job_of, reason_of
@@ -43,8 +44,8 @@ unexpectedly exits with a connection error code 2. End of file. Some common caus
 STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None), further=True)
 
 
-def tunes_trial(trial_id: int = 7, error_file: str | None = None) -> Any:
-    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}))}, error_file=error_file)
+def tunes_trial(trial_id: int = 7, error_file: str | None = None, deaths: int = 0) -> Any:
+    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}, deaths=deaths))}, error_file=error_file)
 
 
 def test_the_last_sentence_of_ray_without_names_and_advice(tmp_path: Path) -> None:
@@ -199,6 +200,27 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(
     callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
     callback.on_trial_error(0, [], tunes_trial(7, str(file)))
     assert rests.call_args.args == (7, 15.0), "it got on meanwhile"
+
+
+def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_no_trial() -> None:
+    """The database counts deaths, for a driver dies as well; what got on begins anew."""
+    rests = MagicMock()
+    callback = TuneCallback(MagicMock(), MagicMock(), Path(), rests=rests)
+
+    def die(deaths: int) -> float:
+        rests.reset_mock()
+        callback.on_trial_start(0, [], tunes_trial())
+        callback.on_trial_error(0, [], tunes_trial(deaths=deaths))
+        return rests.call_args.args[1] if rests.called else 0.0
+
+    seconds = [die(deaths) for deaths in range(MAX_DEATHS)]
+    assert seconds[:7] == [0.0, 0.0, 0.0, 0.0, 15.0, 30.0, 60.0], "at first it goes on at once"
+    assert sum(seconds[: MAX_DEATHS - 1]) > 400, "between the first and the tenth"
+    callback.on_trial_start(0, [], tunes_trial())
+    callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
+    rests.reset_mock()
+    callback.on_trial_error(0, [], tunes_trial(deaths=MAX_DEATHS - 1))
+    assert not rests.called, "it got on before it died"
 
 
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from service.experiments import actions
 from service.specs.columns import value_of
+from workers.driver.callback import RESTLESS_DEATHS
 from workers.trial_process.trial_folder import tune_folder
 
 if TYPE_CHECKING:
@@ -132,6 +133,27 @@ def test_a_lost_trial_runs_again_before_new_ones_begin(quick_lab: Lab) -> None:
     trained = [int(line) for line in file.read_text().split()]
     assert sorted(set(trained)) == [1, 2, 3, 4]
     assert len(trained) <= 5, "no more than the epoch whose checkpoint was not written yet"
+
+
+@pytest.mark.deep
+def test_a_trial_whose_process_is_killed_again_and_again_rests_and_others_run(quick_lab: Lab) -> None:
+    """Whoever kills processes for some minutes fails no trial; what was waiting has the place meanwhile."""
+    experiment_id = quick_lab.post([0, 1], epochs=1, seconds=8, max_concurrent_trials=1)
+    quick_lab.start_worker()
+    first, second = (trial.id for trial in quick_lab.trials(experiment_id))
+    killed: set[int | None] = {None}
+    for _ in range(RESTLESS_DEATHS + 1):
+        quick_lab.wait_for(lambda: quick_lab.pids(experiment_id).get(first) not in killed, 120)
+        pid = quick_lab.pids(experiment_id)[first]
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    trials = quick_lab.trials(experiment_id)
+    assert [(trial.state, trial.attempts) for trial in trials] == [("succeeded", RESTLESS_DEATHS + 2), ("succeeded", 1)]
+    log = (quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log").read_text()
+    begun = [int(number) for number in re.findall(r"trial (\d+) begins", log)]
+    assert begun == [*[first] * (RESTLESS_DEATHS + 1), second, first]
 
 
 @pytest.mark.deep
