@@ -123,7 +123,7 @@ class TestImports:
             spec=spec, data_dir=tmp_path, folder=tmp_path, home=None, feed=mock.Mock(), earlier=(), board_folder=None
         )
         with mock.patch.object(tune, "Tuner") as tuner:
-            Passes(mock.Mock(), mock.Mock())._tuner(work, mock.Mock(), None)
+            Passes(mock.Mock(), mock.Mock())._tuner(work, mock.Mock(), mock.Mock())
         sent = cloudpickle.dumps(tuner.call_args.args[0])  # type: ignore[no-untyped-call]
         found = after(f"from ray import cloudpickle; cloudpickle.loads({sent!r}).default_resource_request({{}})")
         assert {"ray", "workers.node.depot.home", "workers.trial_process.trainable"} <= set(found["modules"])

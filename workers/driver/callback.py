@@ -1,7 +1,6 @@
 """What Tune's events mean: for the recorder, for the watchdog and for the log."""
 
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -72,14 +71,13 @@ class TuneCallback(tune.Callback):
         self,
         recorder: Recorder,
         watchdog: Watchdog,
-        data_dir: Path,
-        stored: Verification | None = None,
+        verification: Verification,
         began: Callable[[int], None] = lambda _trial_id: None,
         rests: Callable[[int, float], None] = lambda _trial_id, _seconds: None,
         memory_gib: float = 0.0,
     ) -> None:
         """`began` and `rests` (so many seconds, once it is lost) tell of a trial; `memory_gib` is reserved for each."""
-        self._recorder, self._watchdog, self._data_dir, self._stored = recorder, watchdog, data_dir, stored
+        self._recorder, self._watchdog, self._verification = recorder, watchdog, verification
         self._began, self._rests, self._memory_gib = began, rests, memory_gib
         self._short_of_memory: Counter[int] = Counter()
         self._got_on: set[int] = set()
@@ -114,13 +112,11 @@ class TuneCallback(tune.Callback):
             # What it was killed for is recorded: a trial that waits again keeps its checkpoints.
             logger.warning("trial %d was killed just before it %s", trial_id, _end(report))
             return
-        if isinstance(report, ResultReport) and self._stored is not None:
-            self._stored.begin(trial_id, report)  # it asks a server, and records the end
-        elif isinstance(report, ResourceReport):
+        if isinstance(report, ResourceReport):
             report = ResourceReport({**report.series, "pace": self._watchdog.pace(trial_id)})
-        elif isinstance(report, ResultReport):
-            report = _looked_for(report, self._data_dir, result.get("hostname", "its node"))
-        if not (isinstance(report, ResultReport) and self._stored is not None):
+        if isinstance(report, ResultReport):
+            self._verification.begin(trial_id, report, result.get("hostname", "its node"))  # which records the end
+        else:
             self._recorder.reported(trial_id, report)
         if result["done"]:
             logger.info("trial %d %s", trial_id, _end(report))
@@ -168,38 +164,6 @@ class TuneCallback(tune.Callback):
 def _rest(times: int) -> float:
     """For how many seconds a trial rests that did so some times before."""
     return min(FIRST_REST_SECONDS * 2.0 ** min(times, 10), LONGEST_REST_SECONDS)
-
-
-def _looked_for(report: ResultReport, data_dir: Path, host: str) -> Report:
-    """A result whose files are where the API reads them; else what became of the trial."""
-    try:
-        missing = _not_here(report, data_dir)
-    except PermissionError as error:
-        fix = "have all nodes write as the worker's user, or files that it may read (umask 022); run the trial again"
-        return FailureReport("infrastructure", f"{error.filename} of {host} may not be read where it is served; {fix}")
-    except OSError as error:  # a disk that fails, or a shared folder that is away: raised here it would end all trials
-        return HinderedReport(f"its files cannot be looked for in {data_dir}: {error}")
-    if missing is None:
-        return report
-    where = f"is on {host} alone, and not in {data_dir}, where it is served from"
-    fix = "have all nodes share the data folder, then run the trial again"
-    return FailureReport("infrastructure", f"{missing} {where}; {fix}")
-
-
-def _not_here(report: ResultReport, data_dir: Path) -> str | None:
-    """The first file of a result that is not where the API reads it, or not whole: another node wrote it.
-
-    Raises `OSError`, `PermissionError` among them: each is opened, as one that is there may be another user's.
-    """
-    for file in report.artifacts:
-        try:
-            with (data_dir / file["path"]).open("rb") as found:
-                whole = os.fstat(found.fileno()).st_size == file["size"]
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            whole = False
-        if not whole:
-            return f"`{file['kind']}`"
-    return None
 
 
 def job_of(trial: Trial) -> Job:

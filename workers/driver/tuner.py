@@ -20,7 +20,6 @@ from service.queue.contenders import amount
 from service.queue.driver_reads import Curve
 from service.specs.search import best_direction
 from service.specs.spec import Asha, ExperimentSpec, Fifo
-from service.storage import open_storage
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, PLACE_SECONDS, Feed
 from workers.driver.hanging import ended_if_hung
@@ -104,26 +103,23 @@ class Passes:
         reader = None if shelf is None else SignReader(self._watchdog, shelf, self._recorder.reported)
         if reader is not None:
             reader.start()
-        storage = work.home.storage
-        stored = None if storage is None else Verification(open_storage(storage), self._recorder)
+        verification = Verification(work.data_dir, work.home.storage, self._recorder)
         try:
             with ended_if_hung():
-                self._tuner(work, self._watchdog, stored).fit()
+                self._tuner(work, self._watchdog, verification).fit()
         finally:
             self._watchdog.close()
             if reader is not None:
                 reader.close()
-            if stored is not None:
-                stored.close()
+            verification.close()
 
-    def _tuner(self, work: Pass, watchdog: Watchdog, stored: Verification | None) -> tune.Tuner:
+    def _tuner(self, work: Pass, watchdog: Watchdog, verification: Verification) -> tune.Tuner:
         resources = work.spec.resources
         callbacks: list[tune.Callback] = [
             TuneCallback(
                 self._recorder,
                 watchdog,
-                work.data_dir,
-                stored,
+                verification,
                 work.feed.began,
                 work.feed.rests,
                 memory_gib=resources.memory_gib or 0.0,

@@ -3,8 +3,9 @@
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from service.storage import Store
+from service.storage import Store, open_kept
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import FailureReport, ResultReport
 
@@ -12,57 +13,72 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 2.0
+_LOOKS = 3
+"""So often in a row something must be wrong: a shared folder shows what another machine wrote a moment later."""
 _THREADS = 4
+_REFUSED = "may not be read"
 
 
 class Verification:
-    """Compares results with a store, aside, as Tune's loop must not wait for a server, and has them recorded then.
+    """Compares results with what is kept, aside, as Tune's loop must not wait, and has them recorded then.
 
     A trial whose files are not there, or others, fails; one of whose files nothing is learnt is tried again, which
     begins at its last checkpoint.
     """
 
-    def __init__(self, store: Store, recorder: Recorder) -> None:
-        self._store, self._recorder = store, recorder
+    def __init__(self, data_dir: Path, storage: str | None, recorder: Recorder) -> None:
+        """Files are kept in the data folder, or in the store that `storage` names, as `TTSV_STORAGE` does."""
+        self._store, self._recorder = open_kept(data_dir, storage), recorder
+        self._where = str(data_dir) if storage is None else "the store (TTSV_STORAGE)"
+        self._missing_fix = "" if storage is not None else "have all nodes share the data folder, then "
         self._pool = ThreadPoolExecutor(_THREADS, "verification")
 
-    def begin(self, trial_id: int, report: ResultReport) -> None:
-        """Has a result looked at; does not wait."""
-        self._pool.submit(self._verify, trial_id, report)
+    def begin(self, trial_id: int, report: ResultReport, host: str) -> None:
+        """Has a result of that host looked at; does not wait."""
+        self._pool.submit(self._verify, trial_id, report, host)
 
     def close(self) -> None:
         """Waits until all are recorded."""
         self._pool.shutdown()
 
-    def _verify(self, trial_id: int, report: ResultReport) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def _verify(self, trial_id: int, report: ResultReport, host: str) -> None:
+        deadline, looks = time.monotonic() + PATIENCE_SECONDS, 0
         while True:
             try:
-                wrong = missing_in(self._store, report)
+                wrong = _wrong_in(self._store, report)
             except Exception as error:  # of a server's many kinds
                 logger.warning("the files of trial %d cannot be looked for: %s", trial_id, error)
                 if time.monotonic() > deadline:
-                    self._recorder.died(trial_id, f"its files could not be looked for: {error}", charged=False)
+                    reason = f"its files could not be looked for in {self._where}: {error}"
+                    self._recorder.died(trial_id, reason, charged=False)
                     return
                 time.sleep(_PAUSE_SECONDS)
                 continue
+            looks += 1
             if wrong is None:
                 self._recorder.reported(trial_id, report)
-            else:
-                message = f"{wrong} in the store (TTSV_STORAGE), where it is served from; run the trial again"
-                self._recorder.reported(trial_id, FailureReport("infrastructure", message))
-            return
+                return
+            if looks == _LOOKS:
+                self._recorder.reported(trial_id, FailureReport("infrastructure", self._message(*wrong, host)))
+                return
+            time.sleep(_PAUSE_SECONDS)
+
+    def _message(self, kind: str, wrong: str, host: str) -> str:
+        fix = self._missing_fix
+        if wrong == _REFUSED:
+            fix = "have all nodes write as the worker's user, or files that it may read (umask 022); "
+        return f"`{kind}` of {host} {wrong} in {self._where}, where it is served from; {fix}run the trial again"
 
 
-def missing_in(store: Store, report: ResultReport) -> str | None:
-    """The first file of a result, in words, that is not in the store as the manifest has it. Raises `OSError`."""
+def _wrong_in(store: Store, report: ResultReport) -> tuple[str, str] | None:
+    """The kind of the first file that is not in the store as the manifest has it, and why. Raises `OSError`."""
     for file in report.artifacts:
         try:
             size = store.size(file["path"])
             if size is None:
-                return f"`{file['kind']}` is not"
+                return file["kind"], "is not"
             if size != file["size"] or store.digest(file["path"]) not in (None, file["sha256"]):
-                return f"`{file['kind']}` is not whole"
+                return file["kind"], "is not whole"
         except PermissionError:  # which does not pass: as often as the trial were tried again
-            return f"`{file['kind']}` may not be read"
+            return file["kind"], _REFUSED
     return None

@@ -1,8 +1,6 @@
 """What is told of a trial whose process died, and what the log says of each trial."""
 
-import errno
 import logging
-import os
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +18,6 @@ from workers.trial_process.messages import (
     NOT_TAKEN,
     EpochReport,
     FailureReport,
-    FileFields,
-    HinderedReport,
     Job,
     Report,
     ResourceReport,
@@ -78,7 +74,7 @@ def test_without_a_word_of_ray(file: str | None) -> None:
 def test_the_log_tells_each_trials_start_and_end(report: Report, end: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     nothing: Any = MagicMock()
-    callback, trial = TuneCallback(nothing, nothing, Path()), tunes_trial()
+    callback, trial = TuneCallback(nothing, nothing, MagicMock()), tunes_trial()
     callback.on_trial_start(0, [], trial)
     callback.on_trial_result(0, [], trial, {"report": EpochReport([made_epoch(1)]), "done": False})
     callback.on_trial_result(0, [], trial, {"report": report, "done": True})
@@ -91,7 +87,9 @@ def test_what_a_trial_used_is_written_with_the_pace_of_its_reports() -> None:
     watchdog.pace.return_value = pace
     series: Any = {"interval": 1.0, "seconds": [1.0]}
     report = ResourceReport(series)
-    TuneCallback(recorder, watchdog, Path()).on_trial_result(0, [], tunes_trial(), {"report": report, "done": False})
+    TuneCallback(recorder, watchdog, MagicMock()).on_trial_result(
+        0, [], tunes_trial(), {"report": report, "done": False}
+    )
     assert recorder.reported.call_args == call(7, ResourceReport(series | {"pace": pace}))
     assert watchdog.mock_calls == [call.pace(7), call.heard(7, None)]  # what it heard just now ends a pause first
 
@@ -141,7 +139,7 @@ def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
     recorder, watchdog = MagicMock(), MagicMock()
-    TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial(7, str(file)))
+    TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
     (said,) = recorder.died.call_args_list
     assert (said.args[0], said.kwargs) == (7, {"charged": charged})
 
@@ -185,7 +183,7 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
     recorder, rests = MagicMock(), MagicMock()
-    callback = TuneCallback(recorder, MagicMock(), Path(), rests=rests, memory_gib=memory_gib)
+    callback = TuneCallback(recorder, MagicMock(), MagicMock(), rests=rests, memory_gib=memory_gib)
     for _ in range(10):
         callback.on_trial_error(0, [], tunes_trial(7, str(file)))
     assert [said.kwargs for said in recorder.died.call_args_list] == [{"charged": charged}] * 10
@@ -205,7 +203,7 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(
 def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_no_trial() -> None:
     """The database counts deaths, for a driver dies as well; what got on begins anew."""
     rests = MagicMock()
-    callback = TuneCallback(MagicMock(), MagicMock(), Path(), rests=rests)
+    callback = TuneCallback(MagicMock(), MagicMock(), MagicMock(), rests=rests)
 
     def die(deaths: int) -> float:
         rests.reset_mock()
@@ -225,7 +223,7 @@ def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_n
 
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
     recorder, watchdog = MagicMock(), MagicMock()
-    TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial())
+    TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial())
     assert recorder.died.call_args.kwargs == {"charged": True}
 
 
@@ -233,7 +231,7 @@ def test_what_was_killed_on_purpose_did_not_die() -> None:
     """Whoever killed it said why."""
     recorder, watchdog = MagicMock(), MagicMock()
     watchdog.ended.return_value = False
-    TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial())
+    TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial())
     watchdog.ended.assert_called_once_with(7)
     recorder.died.assert_not_called()
 
@@ -243,20 +241,18 @@ def test_what_was_killed_on_purpose_did_not_die() -> None:
 )
 def test_the_last_word_of_what_was_killed_comes_too_late(last: Report) -> None:
     """It was under way: the trial waits again, and goes on from the checkpoints that an end would remove."""
-    recorder, watchdog, stored = MagicMock(), MagicMock(), MagicMock()
+    recorder, watchdog, verification = MagicMock(), MagicMock(), MagicMock()
     watchdog.ended.return_value = False
-    callback = TuneCallback(recorder, watchdog, Path(), stored)
+    callback = TuneCallback(recorder, watchdog, verification)
     callback.on_trial_result(0, [], tunes_trial(), {"report": last, "done": True})
-    callback._stored = None
-    callback.on_trial_result(0, [], tunes_trial(), {"report": last, "done": True})
-    assert recorder.mock_calls == stored.mock_calls == []
+    assert recorder.mock_calls == verification.mock_calls == []
 
 
 def test_every_word_but_the_last_is_heard() -> None:
     """Stored first: a trial that gives way upon it keeps what it said."""
     both = MagicMock()
     both.watchdog.ended.return_value = True
-    callback, trial = TuneCallback(both.recorder, both.watchdog, Path()), tunes_trial()
+    callback, trial = TuneCallback(both.recorder, both.watchdog, both.verification), tunes_trial()
     callback.on_trial_start(0, [], trial)
     assert both.mock_calls == [
         call.watchdog.began(7, trial.temporary_state.ray_actor, job_of(trial)),
@@ -267,10 +263,13 @@ def test_every_word_but_the_last_is_heard() -> None:
         both.reset_mock()
         callback.on_trial_result(0, [], trial, {"report": report, "done": False})
         assert both.mock_calls == [call.recorder.reported(7, report), call.watchdog.heard(7, node)]
-    for last in (ResultReport(made_result(), []), FailureReport("oom", "too large")):
-        both.reset_mock()
-        callback.on_trial_result(0, [], trial, {"report": last, "done": True})
-        assert both.mock_calls == [call.watchdog.ended(7), call.recorder.reported(7, last)]
+    both.reset_mock()
+    failure, result = FailureReport("oom", "too large"), ResultReport(made_result(), [])
+    callback.on_trial_result(0, [], trial, {"report": failure, "done": True})
+    assert both.mock_calls == [call.watchdog.ended(7), call.recorder.reported(7, failure)]
+    both.reset_mock()
+    callback.on_trial_result(0, [], trial, {"report": result, "done": True, "hostname": "node-2"})
+    assert both.mock_calls == [call.watchdog.ended(7), call.verification.begin(7, result, "node-2")]
     both.reset_mock()
     callback.on_trial_result(0, [], trial, {"report": epoch, "done": True})
     assert both.mock_calls == [
@@ -278,54 +277,3 @@ def test_every_word_but_the_last_is_heard() -> None:
         call.recorder.reported(7, epoch),
         call.recorder.stopped_early(7),
     ]
-
-
-@pytest.mark.parametrize("found", ["whole", "short", "missing"])
-def test_a_result_counts_only_with_its_files_where_they_are_served_from(tmp_path: Path, found: str) -> None:
-    """A node of its own disk leaves them there alone."""
-    (tmp_path / "board").write_bytes(b"1234")
-    if found != "missing":
-        (tmp_path / "model").write_bytes(b"1234567" if found == "whole" else b"1234")
-    files: list[FileFields] = [
-        {"kind": "board", "path": "board", "sha256": "0" * 64, "size": 4},
-        {"kind": "model", "path": "model", "sha256": "0" * 64, "size": 7},
-    ]
-    report, both = ResultReport(made_result(), files), MagicMock()
-    callback = TuneCallback(both.recorder, both.watchdog, tmp_path)
-    callback.on_trial_result(0, [], tunes_trial(), {"report": report, "done": True, "hostname": "node-2"})
-    (stored,) = both.recorder.reported.call_args_list
-    if found == "whole":
-        assert stored == call(7, report)
-    else:
-        assert stored.args[1].failure == "infrastructure"
-        assert stored.args[1].message.startswith(
-            f"`model` is on node-2 alone, and not in {tmp_path}, where it is served"
-        )
-    both.watchdog.ended.assert_called_once_with(7)
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "said"),
-    [
-        (errno.ESTALE, HinderedReport, "its files cannot be looked for in"),
-        (errno.EACCES, FailureReport, "/model of node-2 may not be read where it is served; have all nodes write as"),
-    ],
-)
-def test_a_folder_that_is_away_or_refuses_when_a_result_comes_ends_no_other_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[FailureReport | HinderedReport], said: str
-) -> None:
-    """Ray ends all trials of a driver for what its callbacks raise. A file of another user's is there, for nobody."""
-
-    def refuse(path: Path, _mode: str) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
-    report = ResultReport(made_result(), [{"kind": "model", "path": "model", "sha256": "0" * 64, "size": 7}])
-    both = MagicMock()
-    (tmp_path / "model").write_bytes(b"1234567")
-    monkeypatch.setattr(Path, "open", refuse)
-    TuneCallback(both.recorder, both.watchdog, tmp_path).on_trial_result(
-        0, [], tunes_trial(), {"report": report, "done": True, "hostname": "node-2"}
-    )
-    (stored,) = both.recorder.reported.call_args_list
-    assert isinstance(stored.args[1], kind)
-    assert said in stored.args[1].message

@@ -76,8 +76,10 @@ def test_a_driver_that_hangs_in_an_import_ends(lab: Lab, monkeypatch: pytest.Mon
     assert lab.experiment(experiment_id).heartbeat > 0
 
 
-def test_a_pass_may_last_while_tunes_loop_turns_or_waits_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    callback = TuneCallback(MagicMock(), MagicMock(), Path())
+def test_a_pass_may_last_while_tunes_loop_turns_or_waits_for_the_database(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    callback = TuneCallback(MagicMock(), MagicMock(), MagicMock())
     slots, seen = Slots(), list[float]()
     slots.set(1)
     feed = Feed(lambda _: seen.append(hanging._left), slots, lambda: None)
@@ -91,6 +93,6 @@ def test_a_pass_may_last_while_tunes_loop_turns_or_waits_for_the_database(monkey
 
     monkeypatch.setattr(Passes, "_tuner", lambda *_: SimpleNamespace(fit=fit))
     spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
-    work: Any = SimpleNamespace(spec=spec, home=SimpleNamespace(storage=None))
+    work: Any = SimpleNamespace(spec=spec, data_dir=tmp_path, home=SimpleNamespace(storage=None))
     Passes(lambda *_, **__: iter(()), cast("Any", None)).run(work)
     assert [*seen, hanging._left] == [300, math.inf, 300, math.inf]

@@ -201,7 +201,7 @@ def test_who_gave_way_keeps_its_checkpoints_whatever_it_still_says(lab: Lab, mon
     recorder.open()
     first = bench.trials()[0].id
     watchdog = Watchdog(None, None, lambda trial_id, _verdict, _seconds: recorder.gave_way(trial_id))
-    callback, trial = TuneCallback(recorder, watchdog, lab.data_dir), cast("Any", MagicMock())
+    callback, trial = TuneCallback(recorder, watchdog, MagicMock()), cast("Any", MagicMock())
     trial.config = {"job": asdict(Job(first, bench.lease.fence, 0, {}))}
     callback.on_trial_start(0, [], trial)
     watchdog._end(first, Verdict.YIELD, 0.0)

@@ -1,8 +1,9 @@
-"""A result counts once its files are found in the store."""
+"""A result counts once its files are found where they are served from."""
 
 import errno
 import hashlib
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -12,61 +13,85 @@ import pytest
 from service.storage import Folder
 from tests.results import made_result
 from workers.driver import verification
-from workers.driver.callback import TuneCallback
 from workers.driver.verification import Verification
 from workers.trial_process.messages import FileFields, ResultReport
 
 CONTENT = b"weights"
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_PAUSE_SECONDS", 0.0)
+
+
 def report(**changes: Any) -> ResultReport:
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    file: FileFields = {"kind": "model", "path": "trials/7/1/model", "sha256": sha256, "size": 7}
-    return ResultReport(made_result(), [file | changes])  # type: ignore[list-item]
+    board: FileFields = {"kind": "board", "path": "trials/7/1/model", "sha256": sha256, "size": 7}
+    model = board | {"kind": "model"} | changes
+    return ResultReport(made_result(), [board, model])  # type: ignore[list-item]
 
 
+def verified(told: ResultReport, data_dir: Path, storage: str | None = None) -> MagicMock:
+    recorder = MagicMock()
+    looking = Verification(data_dir, storage, recorder)
+    looking.begin(7, told, "node-2")
+    looking.close()
+    return recorder
+
+
+@pytest.mark.parametrize("in_store", [True, False])
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({}, None),
-        ({"path": "trials/7/1/other"}, "`model` is not in the store"),
-        ({"size": 8}, "`model` is not whole in the store"),
-        ({"sha256": "0" * 64}, "`model` is not whole in the store"),
-        ({"path": "../model"}, "`model` may not be read in the store"),
+        ({"path": "trials/7/1/other"}, "is not"),
+        ({"path": "trials/7/1"}, "is not"),
+        ({"size": 8}, "is not whole"),
+        ({"sha256": "0" * 64}, "is not whole"),
+        ({"path": "../model"}, "may not be read"),
     ],
 )
-def test_found_missing_or_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str | None
-) -> None:
-    monkeypatch.setattr(verification, "PATIENCE_SECONDS", 0.0)
-    store, recorder, watchdog = Folder(tmp_path), MagicMock(), MagicMock()
-    store.write("trials/7/1/model", io.BytesIO(CONTENT), 7)
-    stored, told = Verification(store, recorder), report(**changes)
-    callback = TuneCallback(recorder, watchdog, tmp_path, stored)
-    trial: Any = MagicMock(config={"job": {"trial_id": 7, "fence": 1, "stored_epochs": 0, "config": {}}})
-    callback.on_trial_result(0, [], trial, {"report": told, "done": True})
-    stored.close()
-    watchdog.ended.assert_called_once_with(7)
+def test_found_missing_or_other(tmp_path: Path, in_store: bool, changes: dict[str, Any], said: str | None) -> None:
+    """A node of its own disk leaves them there alone; what a disk spoilt has its size."""
+    Folder(tmp_path).write("trials/7/1/model", io.BytesIO(CONTENT), 7)
+    told = report(**changes)
+    recorder = verified(told, tmp_path / "other" if in_store else tmp_path, str(tmp_path) if in_store else None)
     if said is None:
         assert recorder.mock_calls == [call.reported(7, told)]
-    else:
-        (recorded,) = recorder.reported.call_args_list
-        assert recorded.args[0] == 7
-        assert recorded.args[1].failure == "infrastructure"
-        assert recorded.args[1].message.startswith(said)
+        return
+    (recorded,) = recorder.reported.call_args_list
+    assert (recorded.args[0], recorded.args[1].failure) == (7, "infrastructure")
+    where = "the store (TTSV_STORAGE)" if in_store else str(tmp_path)
+    message = recorded.args[1].message
+    assert message.startswith(f"`model` of node-2 {said} in {where}, where it is served from; ")
+    assert ("umask" in message) == (said == "may not be read")
+    assert ("share the data folder" in message) == (not in_store and said != "may not be read")
+
+
+@pytest.mark.parametrize(("looks", "succeeds"), [([None, 4, 7], True), ([None, 4, 4], False)])
+def test_what_a_shared_folder_shows_a_moment_later_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: Sequence[int | None], succeeds: bool
+) -> None:
+    store = MagicMock(size=MagicMock(side_effect=[7, looks[0], 7, looks[1], 7, looks[2]]))
+    store.digest.return_value = None
+    monkeypatch.setattr(verification, "open_kept", lambda *_: store)
+    told = report()
+    recorder = verified(told, tmp_path)
+    (recorded,) = recorder.reported.call_args_list
+    assert (recorded == call(7, told)) == succeeds
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_store_that_does_not_answer_costs_no_result(monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
-    monkeypatch.setattr(verification, "_PAUSE_SECONDS", 0.0)
+def test_a_store_that_does_not_answer_costs_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes_back: bool
+) -> None:
     monkeypatch.setattr(verification, "PATIENCE_SECONDS", 60.0 if comes_back else 0.0)
-    store, recorder, told = MagicMock(), MagicMock(), report()
-    away = OSError(errno.EIO, "no route to the store")
-    store.size.side_effect = [away, away, 7] if comes_back else away
+    store, told = MagicMock(), report()
+    away = OSError(errno.ESTALE, "no route to the store")
+    store.size.side_effect = [away, away, 7, 7] if comes_back else away
     store.digest.return_value = None
-    stored = Verification(store, recorder)
-    stored.begin(7, told)
-    stored.close()
+    monkeypatch.setattr(verification, "open_kept", lambda *_: store)
+    recorder = verified(told, tmp_path)
     if comes_back:
         assert recorder.mock_calls == [call.reported(7, told)]
     else:
