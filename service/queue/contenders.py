@@ -29,6 +29,7 @@ from sqlalchemy.orm import Session, aliased
 from service.database import (
     OPEN_TRIALS,
     OUT_OF_MEMORY,
+    Event,
     Experiment,
     ExperimentState,
     Person,
@@ -41,11 +42,13 @@ from service.database import (
 from service.database.engine import is_among, is_postgres
 from service.experiments import transitions
 from service.experiments.transitions import MOST_OF_A_PERSON
-from service.queue.shares import Amount, Demand
+from service.queue.shares import Amount, Demand, Spent, group_of
 from service.specs.spec import Resources
 
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
+MOST_RECALLED = 10_000
+"""So many events, the newest, are read to see what was used before a worker began."""
 _MOST_KNOWN = 10_000
 """So many experiments' terms are remembered: with each that is posted come new ones."""
 
@@ -146,6 +149,28 @@ def contenders(
         )
         found.append(Contender(demand, terms.preempt, state == ExperimentState.RUNNING, waiting, since))
     return found
+
+
+def used_lately(session: Session, specs: Specs) -> list[Spent]:
+    """What trials used that ended lately, by the newest events of the pool: each when it last ended."""
+    newest = select(Event.trial_id, Event.at).order_by(Event.id.desc()).limit(MOST_RECALLED).subquery()
+    ended = select(newest.c.trial_id, func.max(newest.c.at).label("at")).group_by(newest.c.trial_id).subquery()
+    query = (
+        select(
+            *(Experiment.id, Experiment.revision, Experiment.project_id, Experiment.owner),
+            *(Trial.run_seconds, ended.c.at),
+        )
+        .join(Trial, Trial.id == ended.c.trial_id)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Trial.run_seconds > 0)
+    )
+    rows, moment = session.execute(query).all(), now()
+    known = specs.of(session, {(number, revision) for number, revision, *_ in rows})
+    return [
+        Spent(group_of(project, owner, number), known[number, revision].needs, seconds, (moment - at).total_seconds())
+        for number, revision, project, owner, seconds, at in rows
+        if (number, revision) in known
+    ]
 
 
 # Statements are made once: two decisions a second would else make hundreds of clauses anew. On PostgreSQL they have the

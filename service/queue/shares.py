@@ -5,7 +5,7 @@ Pure functions of what is asked for and what there is; `workers.worker` acts on 
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, repeat
@@ -59,7 +59,7 @@ class Demand:
     @property
     def group(self) -> "Group":
         """Whose usage its trials add to."""
-        return Group(self.project_id, self.owner, None if self.owner is not None else self.experiment_id)
+        return group_of(self.project_id, self.owner, self.experiment_id)
 
 
 def on_whole_cards(needs: Amount) -> Amount:
@@ -75,6 +75,20 @@ class Group(NamedTuple):
     experiment_id: int | None = None
 
 
+def group_of(project_id: int | None, owner: str | None, experiment_id: int) -> Group:
+    """Whose usage the trials of an experiment add to: its owner's, or where nobody knows whose it is, its own."""
+    return Group(project_id, owner, None if owner is not None else experiment_id)
+
+
+class Spent(NamedTuple):
+    """So many seconds of trials that reserved so much, which ended so many seconds `ago`."""
+
+    group: Group
+    needs: Amount
+    seconds: float
+    ago: float
+
+
 class Usage:
     """What groups used lately, in shares of the whole cluster times seconds; earlier use fades."""
 
@@ -83,19 +97,33 @@ class Usage:
 
     def add(self, demands: Sequence[Demand], nodes: Sequence[Amount], seconds: float) -> None:
         """Counts the trials that ran for so long."""
-        faded = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+        faded = _faded(seconds)
         self._used = {group: used * faded for group, used in self._used.items() if used > 1e-6}
         total = _total(nodes)
         for demand in demands:
             if demand.running:
                 shared = (demand.running - demand.running_alone) * _dominant(demand.needs, total)
-                used = (shared + demand.running_alone * _dominant(on_whole_cards(demand.needs), total)) * seconds
-                for group in (demand.group, Group(demand.project_id)):
-                    self._used[group] = self._used.get(group, 0.0) + used
+                alone = demand.running_alone * _dominant(on_whole_cards(demand.needs), total)
+                self._count(demand.group, (shared + alone) * seconds)
+
+    def recall(self, spent: Iterable[Spent], nodes: Sequence[Amount]) -> None:
+        """Counts what ended before anybody here counted."""
+        total = _total(nodes)
+        for one in spent:
+            self._count(one.group, _dominant(one.needs, total) * one.seconds * _faded(one.ago))
 
     def of(self, group: Group) -> float:
         """What the group used lately."""
         return self._used.get(group, 0.0)
+
+    def _count(self, group: Group, used: float) -> None:
+        for whose in (group, Group(group.project_id)):
+            self._used[whose] = self._used.get(whose, 0.0) + used
+
+
+def _faded(seconds: float) -> float:
+    """What is left, so much later, of what was used once."""
+    return float(0.5 ** (seconds / HALF_LIFE_SECONDS))
 
 
 def allocate(

@@ -17,7 +17,7 @@ from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import leases, nodes
 from service.queue.capacity import Place, Standing
 from service.queue.cluster import Node
-from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why, used_lately
 from service.queue.nodes import Stand
 from service.queue.places import Decision, Places
 from service.queue.shares import AT_A_TIME, NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
@@ -61,7 +61,7 @@ class Scheduler:
     ) -> None:
         self._settings, self._database, self._drivers = settings, database, drivers
         self._worker, self._process, self._most = worker, process, most
-        self._specs, self._usage = Specs(), Usage()
+        self._specs, self._usage, self._recalled = Specs(), Usage(), False
         self._shared_at = time.monotonic()
         self._crowds, self._look_far_at = 0, 0.0
         """How many people have more experiments that wait than are looked at each time."""
@@ -94,6 +94,9 @@ class Scheduler:
             others = nodes.others(session, self._worker, [node.id for node in seen if node.id])
             sharing = self._sharing_now(others.sharing)
             left = self._left(session, places, seen, sharing) if sharing else room
+            if room and not self._recalled:
+                self._usage.recall(used_lately(session, self._specs), room)
+                self._recalled = True
         far = self._far_behind(found)
         rooms = {**others.rooms, **dict.fromkeys(sharing, room)}
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import event, func, insert, literal, select, text
+from sqlalchemy import event, func, insert, literal, select, text, update
 from sqlalchemy.orm import Session
 
 from service.access.security import ANYONE, Principal
@@ -19,7 +19,7 @@ from service.experiments import actions, submission
 from service.experiments.submission import Draft
 from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import driver_reads, leases
-from service.queue.contenders import Contender, Specs, Terms, contenders, give_up_unfit, say_why
+from service.queue.contenders import Contender, Specs, Terms, contenders, give_up_unfit, say_why, used_lately
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
@@ -196,6 +196,41 @@ class TestDemands:
             assert found(database, number, specs=specs)[number].demand.trials == trials
         database.write(lambda s: actions.change(s, number, {"priority": 3}))
         assert found(database, number, specs=specs)[number].demand.priority == 3
+
+    def test_what_was_used_lately_is_that_of_the_newest_events(
+        self,
+        post: Post,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        finish: Finish,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Each trial once, since it last ended, with all that its attempts took; of those that never ran nothing."""
+        adas, bobs = post(2, replace(ANYONE, name="ada"), resources={"cpus": 3}), post(3, BOB)
+        for _ in range(2):
+            lease = claim()
+            with database.read() as session:
+                finished, lost, *_ = (trial.id for trial in unfinished_trials(session, lease))
+            for trial in (finished, lost):
+                database.write(under(lease, HeldExperiment.start_trial, trial))
+                database.write(under(lease, HeldExperiment.lose_trial, trial, "killed", charged=False))
+            finish(lease, finished)
+
+        def date_back(session: Session) -> None:
+            for number, seconds in ((adas, 3600), (bobs, 7200)):
+                ran = Trial.experiment_id == number, Trial.started_at.is_not(None)
+                session.execute(update(Trial).where(*ran).values(run_seconds=seconds))
+            session.execute(update(Event).where(Event.experiment_id == adas).values(at=now() - timedelta(hours=2)))
+
+        database.write(date_back)
+        with database.read() as session:
+            spent = used_lately(session, Specs())
+            monkeypatch.setattr("service.queue.contenders.MOST_RECALLED", 1)
+            newest = used_lately(session, Specs())
+        found = sorted((one.group.owner, one.needs.cpus, one.seconds, round(one.ago / 600)) for one in spent)
+        assert found == [("ada", 3.0, 3600.0, 12)] * 2 + [("bob", 1.0, 7200.0, 0)] * 2
+        assert [one.group.owner for one in newest] == ["bob"]
 
     def test_a_search_wants_trials_that_are_not_there_yet(
         self, post: Post, claim: Claim, database: Database, table: Table

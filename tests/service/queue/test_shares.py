@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.queue.shares import Amount, Demand, Group, Usage, allocate, on_whole_cards, shortage
+from service.queue.shares import Amount, Demand, Group, Spent, Usage, allocate, on_whole_cards, shortage
 
 ONE = Amount(1)
 
@@ -383,6 +383,17 @@ def test_what_was_used_counts_half_after_six_hours() -> None:
     usage.add([], nodes, 30 * 24 * 3600)
     usage.add([], nodes, 1)
     assert usage.of(one.group) == usage.of(other.group) == 0, "so little is forgotten"
+
+
+def test_what_ended_before_anybody_counted_is_as_if_it_had_been_counted() -> None:
+    usage, later, nodes = Usage(), Usage(), [Amount(2)]
+    one = replace(of_project(1, running=2), needs=Amount(0.5))
+    usage.add([one], nodes, 60)
+    usage.add([], nodes, 6 * 3600)
+    later.recall([Spent(one.group, one.needs, 60, 6 * 3600)] * 2, nodes)
+    assert later.of(one.group) == later.of(Group(1)) == pytest.approx(usage.of(one.group))
+    later.recall([Spent(one.group, one.needs, 60, 0)], [])
+    assert later.of(one.group) == pytest.approx(usage.of(one.group)), "of nothing nobody used a part"
 
 
 @pytest.mark.parametrize("person", [False, True], ids=["projects", "people"])

@@ -1,8 +1,29 @@
-"""Whose trials go on where trials give way."""
+"""Whose trials go on where trials give way, and whose turn it is when a worker starts."""
 
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import update
+
+from service.access.security import ANYONE
+from service.database import Trial
+from service.experiments import submission
+from service.experiments.submission import Draft
+from service.queue import leases
+from service.queue.cluster import Node
 from service.queue.contenders import Contender
 from service.queue.shares import Amount, Demand, Usage, allocate
-from workers.worker.scheduler import going_on
+from service.queue.trials import HeldExperiment
+from service.settings import Settings
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
+from tests.held import under, unfinished_trials
+from workers.worker.scheduler import Scheduler, going_on
+
+if TYPE_CHECKING:
+    from service.database.engine import Database
+    from service.queue.leases import Lease
 
 NODE = [Amount(8, 2)]
 
@@ -38,3 +59,53 @@ def test_who_lacks_what_is_due_to_it_as_a_whole_has_it_at_once() -> None:
     running = Demand(1, 9, Amount(2), owner="ada", running=4)
     assert told([running], Usage())[1] == {1: 4}
     assert told([running, urgent], Usage())[1] == {1: 2, 2: 2}
+
+
+class Claims(list["Lease"]):
+    """Drivers of which none is ever there; it has the claims for which one was to start."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def trouble(self, _experiment_id: int) -> None:
+        """None has any."""
+
+    def start(self, lease: "Lease") -> None:
+        """Starts none."""
+        self.append(lease)
+
+
+def test_who_used_more_before_the_worker_began_is_not_first_again(database: "Database") -> None:
+    """Workers of a few hours each, as Slurm has them, would else give every first turn to the oldest experiment."""
+    spec = ExperimentSpec.model_validate(
+        {"name": "turns", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0, 1]}}
+    )
+    plan = expand_grid(spec, max_trials=10)
+    for name in ("ada", "bob"):
+        who = replace(ANYONE, name=name)
+        database.write(partial(submission.submit, draft=Draft(spec, plan), who=who))
+    adas = database.write(lambda session: leases.claim(session, "before", None))
+    assert adas is not None
+    with database.read() as session:
+        first = unfinished_trials(session, adas)[0].id
+    database.write(under(adas, HeldExperiment.start_trial, first))
+    database.write(under(adas, HeldExperiment.early_stop_trial, first))
+    database.write(lambda session: leases.release(session, adas, drained=True))
+
+    def claimed() -> list[int]:
+        claims = Claims()
+        scheduler = Scheduler(Settings(), database, cast("Any", claims), "worker", None, most=4)
+        scheduler.share([])
+        scheduler.share([Node("a", "a", "", 1, 0, 8)])
+        found = [lease.experiment_id for lease in list.__iter__(claims)]
+        for lease in list.__iter__(claims):
+            database.write(partial(leases.release, lease=lease, drained=True))
+        return found
+
+    database.write(lambda session: session.execute(update(Trial).values(run_seconds=0)))
+    assert claimed() == [adas.experiment_id], "nobody used anything: the oldest"
+    database.write(lambda session: session.execute(update(Trial).where(Trial.id == first).values(run_seconds=7200)))
+    assert claimed() == [adas.experiment_id + 1]
