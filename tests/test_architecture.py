@@ -54,12 +54,8 @@ def imports(module: Path) -> Iterator[tuple[str, str]]:
 
 
 def after(statement: str) -> dict[str, Any]:
-    """What a fresh interpreter has loaded after a statement, and the CPU seconds that took."""
-    program = (
-        f"import json, sys, time\nstart = time.process_time()\n{statement}\n"
-        "seconds = time.process_time() - start\n"
-        "print(json.dumps({'modules': sorted(sys.modules), 'seconds': seconds}))"
-    )
+    """What a fresh interpreter has loaded after a statement."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps({{'modules': sorted(sys.modules)}}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -74,17 +70,29 @@ LIGHT = (
 )
 IN_TURN = """
 import json, os, sys, time
-start, found = time.process_time(), []
+
+def count():
+    start, counted = time.process_time(), 0
+    for number in range(3_000_000):
+        counted += number
+    return time.process_time() - start
+
+spent, found = 0.0, []
 for statement in sys.argv[1:]:
+    counting, start = count(), time.process_time()
     exec(statement)
-    found.append({"modules": sorted(sys.modules), "seconds": time.process_time() - start, "files": os.listdir(".")})
+    spent += (time.process_time() - start) / (counting + count())
+    found.append({"modules": sorted(sys.modules), "spent": spent, "files": os.listdir(".")})
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What an interpreter in an empty folder has loaded, spent and made after each statement, one after the other."""
+    """What an interpreter in an empty folder has loaded, spent and made after each statement, one after the other.
+
+    In times that it takes to count to six million: processors differ, and one that others use as well is slower.
+    """
     command, environment = [sys.executable, "-c", IN_TURN, *LIGHT], {**os.environ, "PYTHONPATH": str(ROOT)}
     empty = tmp_path_factory.mktemp("empty")
     done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=True)
@@ -97,7 +105,7 @@ class TestImports:
     def test_light_modules_stay_light(self, light: dict[str, dict[str, Any]], statement: str) -> None:
         found = light[statement]
         assert {"torch", "torchvision", "ray", "sklearn", "numpy"}.isdisjoint(found["modules"])
-        assert found["seconds"] < 4  # one on a processor that has nothing else to do
+        assert found["spent"] < 30  # seen: 9 to 12
 
     @pytest.mark.slow
     @pytest.mark.parametrize("module", ["workers.worker.poller", "workers.node.membership", "workers.node.notes"])
