@@ -1,11 +1,13 @@
 """The database: tables, and the engine of SQLite or PostgreSQL under them.
 
-`engine` opens it and says what a transaction is, `outages` how to live through its absence, `pagination` reads it page
-by page, `server` asks what it is; `tallies` are kept by triggers. Specs and errors may be imported.
+`engine` opens it and says what a transaction is, `clock` what time it is, `outages` how to live through its absence,
+`pagination` reads it page by page, `server` asks what it is; `tallies` are kept by triggers. Specs and errors may be
+imported.
 """
 
 from service.database.access import ApiKey, Person, Project
-from service.database.base import Base, Timestamp, now
+from service.database.base import Base, Timestamp
+from service.database.clock import now
 from service.database.experiments import (
     EPOCHS_DONE,
     OUT_OF_MEMORY,

@@ -5,7 +5,8 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.base import Base, Id, now
+from service.database.base import Base, Id
+from service.database.clock import now
 
 
 class Project(Base):

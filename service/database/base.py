@@ -32,11 +32,6 @@ class Timestamp(TypeDecorator[datetime]):
         return value and (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC))
 
 
-def now() -> datetime:
-    """This instant, for display; nothing about leases depends on it."""
-    return datetime.now(UTC)
-
-
 def _states(states: type[StrEnum], name: str) -> Enum:
     def values(kind: type[StrEnum]) -> list[str]:
         return [state.value for state in kind]

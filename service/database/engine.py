@@ -38,6 +38,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from service.database import clock
 from service.errors import UserError
 
 _T = TypeVar("_T")
@@ -335,6 +336,13 @@ def _postgres(url: URL) -> Engine:
     alive = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
     connect = {"options": limits, "connect_timeout": 5, **alive}
     engine = create_engine(url, connect_args=connect, **_JSON)
+
+    @event.listens_for(engine, "connect")
+    def _follow_its_clock(connection: Any, _record: Any) -> None:
+        before = clock.machine_now()
+        (theirs,) = connection.execute("SELECT clock_timestamp()").fetchone()
+        clock.follow(theirs, before, clock.machine_now())
+        connection.commit()
 
     @event.listens_for(engine, "checkout")
     def _refuse_ended(connection: Any, _record: Any, _proxy: Any) -> None:

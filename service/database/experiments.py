@@ -7,7 +7,8 @@ from pydantic import JsonValue
 from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.base import Base, Id, Json, now
+from service.database.base import Base, Id, Json
+from service.database.clock import now
 from service.specs.states import OPEN_TRIALS, ExperimentState, TrialState
 from ttsv.config.fields import FieldValues, TrialFields
 

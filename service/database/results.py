@@ -18,7 +18,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, MappedColumn, mapped_column
 
-from service.database.base import Base, Id, Json, now
+from service.database.base import Base, Id, Json
+from service.database.clock import now
 from ttsv.config.fields import FieldValues
 from ttsv.metrics.catalog import METRICS, in_column_order
 from ttsv.results import LayerFields

@@ -6,7 +6,8 @@ from pydantic import JsonValue
 from sqlalchemy import BigInteger, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.base import Base, Id, now
+from service.database.base import Base, Id
+from service.database.clock import now
 from service.specs.states import NodeState
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from service.database.base import now
+from service.database.clock import machine_now, seconds_ahead
 from service.database.engine import is_postgres, sqlite_driver
 
 
@@ -32,14 +32,9 @@ def describe(session: Session) -> Server:
     if not is_postgres(session):
         return Server("SQLite", sqlite_driver.sqlite_version_info, None)
     number = int(session.scalars(text("SHOW server_version_num")).one())
-    before = now()
+    before = machine_now()
     theirs: datetime = session.scalars(text("SELECT clock_timestamp()")).one()
-    return Server("PostgreSQL", divmod(number, 10_000), seconds_ahead(theirs, before, now()))
-
-
-def seconds_ahead(theirs: datetime, before: datetime, after: datetime) -> float:
-    """By how much a clock that was read between two moments of ours is ahead, at least; negative where it is behind."""
-    return max(0.0, (theirs - after).total_seconds()) or min(0.0, (theirs - before).total_seconds())
+    return Server("PostgreSQL", divmod(number, 10_000), seconds_ahead(theirs, before, machine_now()))
 
 
 def damage(session: Session) -> str | None:

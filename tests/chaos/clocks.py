@@ -14,6 +14,8 @@ CLOCK = "CHAOS_CLOCK"
 SEED = "CHAOS_CLOCK_SEED"
 WHO = "CHAOS_WHO"
 """What an API or a worker is called, with how often it was started again."""
+FOLLOWED_SECONDS = 5.0
+"""By so much one that goes by the database's clock may be wrong: it was read through a proxy that holds answers up."""
 _FILE = "clocks"
 
 
@@ -32,7 +34,7 @@ def put_off(who: str) -> None:
     most = float(os.environ.get(CLOCK, "0"))
     if not most:
         return
-    from service.database import base
+    from service.database import clock
 
     ahead = drawn(os.environ.get(SEED, ""), who, most)
     genuine = time.time
@@ -42,8 +44,8 @@ def put_off(who: str) -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override] # no moment is of this class
             return datetime.fromtimestamp(genuine() + ahead, tz)
 
-    # What is stored is of `base.now`, which others have imported by now: it stays, and asks another clock.
-    setattr(base, "datetime", Wrong)  # noqa: B010
+    # What is stored is of `clock.now`, which others have imported by now: it stays, and asks another clock.
+    setattr(clock, "datetime", Wrong)  # noqa: B010
     time.time = lambda: genuine() + ahead
     with (Path(os.environ[NOTES]) / _FILE).open("a") as file:
         file.write(f"{json.dumps({'who': who, 'ahead': ahead})}\n")

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import Artifact, Attempt, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.database.engine import is_postgres
 from service.experiments.events import EventKind
 from tests.chaos import clocks, images, notes
 from tests.chaos.derived import History, score_faults, tally_faults
@@ -92,7 +93,9 @@ def judge(
     ahead of their store.
     """
     verdict, noted, data_set = Verdict(), notes.read(noted_in, ahead), notes.read_data(noted_in)
-    refusals, wrong = read_refusals(noted_in), clocks.read(noted_in)
+    refusals = read_refusals(noted_in)
+    wrong = {} if is_postgres(session) else clocks.read(noted_in)  # all go by its clock, whatever theirs is
+    spread = clocks.FOLLOWED_SECONDS if is_postgres(session) else clocks.spread(wrong)
     verdict.refused, verdict.faults = refusals.by_thread, list(refusals.stale)
     verdict.data_changed, verdict.data_noticed = data_set["changed"], data_set["noticed"]
     found = session.execute(select(Experiment.name, Experiment.id, Experiment.state).order_by(Experiment.id)).all()
@@ -113,7 +116,7 @@ def judge(
             verdict.faults.append(f"experiment {row.name!r} is {row.state.value}")
         events = session.scalars(select(Event).where(Event.experiment_id == row.id).order_by(Event.id)).all()
         for trial in trials:
-            history = History(trial, attempts[trial.id], events, clocks.spread(wrong))
+            history = History(trial, attempts[trial.id], events, spread)
             _judge_trial(session, data, history, points[trial.id], verdict)
             _judge_lives(trial, noted.get(trial.id, Lives()), verdict)
         _judge_order(events, {trial.id: attempts[trial.id] for trial in trials}, wrong, places, verdict)

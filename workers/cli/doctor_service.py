@@ -37,7 +37,7 @@ _OLDEST_POSTGRES = 15
 _WAL_BYTE, _WAL = 18, 2
 """Where the header of a SQLite file says how it is journalled, and what it says there of a write-ahead log."""
 _APART, _FAR_APART = 5.0, 60.0
-"""Seconds by which clocks may differ; further apart, workers that are there look dead."""
+"""Seconds by which clocks may differ; further apart, nodes are refused, and what commands show is off."""
 _SEEING_SECONDS = 30.0
 """So long it may take, once Ray has started, until the worker has seen a node of it."""
 _MOST_LINES = 10
@@ -253,11 +253,12 @@ def _difference(whose: str, ahead: float) -> Finding:
         return _clock.ok(f"the clock of {whose} agrees with ours")
     if abs(ahead) < _FAR_APART:
         return _clock.warning(apart, _CLOCK_MEND)
-    return _clock.wrong(f"{apart}: workers that are there look dead", _CLOCK_MEND)
+    return _clock.wrong(f"{apart}: nodes so far from their head are refused, and times are shown wrong", _CLOCK_MEND)
 
 
 def _work(database: "Database", settings: "Settings") -> Iterator[Finding]:
     """Workers, when they were heard of, whether they have nodes, and the experiments that wait for them."""
+    from service.database import now
     from service.queue.census import last_signs, open_experiments
     from service.queue.leases import HEARD_WITHIN
     from service.queue.nodes import listed
@@ -268,7 +269,7 @@ def _work(database: "Database", settings: "Settings") -> Iterator[Finding]:
     here: list[tuple[Sign, float]] = []
     gone: list[tuple[Sign, float]] = []
     for sign in signs:
-        silent = (datetime.now(UTC) - sign.seen_at).total_seconds()
+        silent = (now() - sign.seen_at).total_seconds()
         (here if silent < HEARD_WITHIN.total_seconds() else gone).append((sign, silent))
         if silent < -_APART:
             yield _difference(f"worker {sign.worker}", -silent)
@@ -293,6 +294,7 @@ def _there(
     here: "Sequence[tuple[Sign, float]]", nodes: "Sequence[ClusterNode]", settings: "Settings"
 ) -> Iterator[Finding]:
     """Workers that live: in order are those that have nodes, and those whose Ray may still be starting."""
+    from service.database import now
     from service.specs.states import NodeState
     from workers.node.raylet import START_SECONDS
 
@@ -304,7 +306,7 @@ def _there(
             shown.append(_shown(sign, silent))
             continue
         left = [node.left_at for node in nodes if node.worker == sign.worker and node.left_at is not None]
-        without = (datetime.now(UTC) - max([sign.started_at, *left])).total_seconds()
+        without = (now() - max([sign.started_at, *left])).total_seconds()
         if without < START_SECONDS + _SEEING_SECONDS:
             shown.append(f"{_shown(sign, silent)}, whose Ray starts")
             continue
@@ -426,7 +428,7 @@ def _unready(check: str, says: str) -> str:
 
 def _date_ahead(date: str, before: float, after: float) -> float:
     """By how much the API's clock is ahead; the header is cut to whole seconds, and up to a second old."""
-    from service.database.server import seconds_ahead
+    from service.database.clock import seconds_ahead
 
     theirs = parsedate_to_datetime(date)
     return seconds_ahead(theirs, datetime.fromtimestamp(before - 2, UTC), datetime.fromtimestamp(after, UTC))

@@ -1,15 +1,11 @@
 """What a database says of itself."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
 from sqlalchemy import text
 
 from service.database.engine import Database, sqlite_driver
-from service.database.server import Server, damage, describe, seconds_ahead
-
-NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+from service.database.server import Server, damage, describe
 
 
 def test_describe(database: Database) -> None:
@@ -23,12 +19,6 @@ def test_describe(database: Database) -> None:
         assert shown.startswith(f"{server.shown} ")
         assert server.ahead is not None
         assert abs(server.ahead) < 1
-
-
-@pytest.mark.parametrize(("theirs", "ahead"), [(-3, -3), (0, 0), (1, 0), (2, 0), (7, 5)])
-def test_the_time_of_the_answer_is_no_difference(theirs: int, ahead: int) -> None:
-    moment = NOON + timedelta(seconds=theirs)
-    assert seconds_ahead(moment, NOON, NOON + timedelta(seconds=2)) == ahead
 
 
 def test_damage(database: Database) -> None:
