@@ -69,8 +69,10 @@ class _Files:
     _seen: set[str] = field(default_factory=set)
     _damaged: set[str] = field(default_factory=set)
 
-    def add(self, path: str, sha256: str | None = None) -> bool:
-        """Copies a file; whether it is there, and where its SHA-256 is known, what it was."""
+    def add(self, path: str, sha256: str | None = None, *, needed: bool = False) -> bool:
+        """Copies a file; whether it is there, and where its SHA-256 is known, what it was; without it it need not be,
+        unless it is `needed`.
+        """
         if path in self._seen or path in self._damaged:
             return path in self._seen
         try:
@@ -79,7 +81,7 @@ class _Files:
         except WritingError:
             raise  # what is wrong with the backup's own disk is no fault of the file
         except OSError as error:
-            self.lack(path, error, expected=sha256 is None and isinstance(error, FileNotFoundError))
+            self.lack(path, error, expected=not needed and sha256 is None and isinstance(error, FileNotFoundError))
             return False
         if sha256 is not None and entry.sha256 != sha256:
             reason = f"its SHA-256 is {entry.sha256}, its manifest says {sha256}"
@@ -191,8 +193,8 @@ def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Wr
         with files.lacking(f"trials/{trial_id}"):
             _add_rest(files, trial_id, found.open_trials.get(trial_id), lost=trial_id in found.lost_trials)
     with files.lacking("datasets"):
-        for path in files.folder.data_sets(found.data_sets):
-            files.add(path)
+        for path, needed in files.folder.data_sets(found.data_sets).items():
+            files.add(path, needed=needed)
     with files.lacking(SECRET):
         if files.folder.exists(SECRET):
             files.add(SECRET)

@@ -31,6 +31,7 @@ from service.upkeep.places import (
     removed,
 )
 from ttsv.data.catalog import own_set
+from ttsv.errors import DataError
 
 _CHUNK = 2**20
 _OF_EXPERIMENTS = {
@@ -107,13 +108,30 @@ class DataFolder:
             raise unread[0]
         return None
 
-    def data_sets(self, names: Sequence[str]) -> list[str]:
-        """The files of the user's own data sets, and what is known of any set: checksums, baselines."""
-        found = [path for path in sorted(self._disk.below(DATASETS, deep=False)) if path.endswith(".json")]
-        for kind, name in filter(None, map(own_set, names)):
-            place = f"{DATASETS}/{name}.npz" if kind == "npz" else f"{DATASETS}/{name}"
-            found += [place] if kind == "npz" else sorted(self._disk.below(place))
+    def data_sets(self, names: Sequence[str]) -> dict[str, bool]:
+        """The files of the user's own data sets of these, and what is known of any set: checksums, baselines.
+
+        Each with whether it is sure to have been there, as it was at the first use of its set.
+        """
+        known = sorted(path for path in self._disk.below(DATASETS, deep=False) if path.endswith(".json"))
+        found = dict.fromkeys(known, False)
+        for name in names:
+            if (own := own_set(name)) is None:
+                continue
+            there = f"{DATASETS}/{own[1]}"
+            files = [f"{there}.npz"] if own[0] == "npz" else sorted(self._disk.below(there))
+            found |= dict.fromkeys(files, False) | dict.fromkeys(self._used(name), True)
         return found
+
+    def _used(self, name: str) -> list[str]:
+        """The files that a data set had at its first use; none where that is not known."""
+        from ttsv.data.content import ContentRecord  # which brings NumPy: others read no data sets
+
+        try:
+            record = ContentRecord.find(name, self.path / DATASETS)
+        except DataError:  # `ttsv doctor` says so
+            return []
+        return [] if record is None else [f"{DATASETS}/{path}" for path in record.files]
 
     def exists(self, path: str) -> bool:
         """Whether the file is there. Raises `OSError` where it cannot be read."""

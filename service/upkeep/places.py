@@ -1,7 +1,7 @@
 """The places where files of trials are: the data folder, a store in another folder, a bucket.
 
 In folders a name that leads out or through a link is as good as absent: what is read goes into a backup, and what is
-removed is gone.
+removed is gone. But for data sets: whoever keeps them may have linked them there, and trials read them so.
 """
 
 import contextlib
@@ -89,18 +89,19 @@ class Disk:
         self.path = path
 
     def open(self, path: str) -> BinaryIO:
-        """As `Place.open`: a plain file, with no link on the way to it."""
+        """As `Place.open`: a plain file, with no link on the way to it unless it is a data set's."""
+        follow = 0 if path.startswith(f"{DATASETS}/") else os.O_NOFOLLOW
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             *parents, name = path.split("/")
             if any(part in ("", ".", "..") for part in (*parents, name)):
                 raise FileNotFoundError(errno.ENOENT, "leads out of the data folder", path)
             for part in parents:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | follow, dir_fd=folder)
                 os.close(folder)
                 folder = inner
             # NONBLOCK: a pipe somebody put there would keep us waiting.
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | follow, dir_fd=folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                 raise FileNotFoundError(errno.ENOENT, "is no plain file of the data folder", path) from error
@@ -122,19 +123,25 @@ class Disk:
         return [attempt for attempt in map(Attempt.parse, names) if attempt is not None]
 
     def below(self, folder: str, *, deep: bool = True) -> dict[str, int]:
-        """As `Place.below`; without what is in folders of the folder, unless `deep`."""
-        found: dict[str, int] = {}
-        waiting = [folder]
+        """As `Place.below`; without what is in folders of the folder, unless `deep`. Only of data sets links count."""
+        found, follow = dict[str, int](), folder.split("/")[0] == DATASETS
+        waiting = [(folder, frozenset[tuple[int, int]]())]
         while waiting:
-            here = waiting.pop()
+            here, above = waiting.pop()
             with contextlib.suppress(*_NO_FOLDER), os.scandir(self.path / here) as entries:
                 for entry in entries:
-                    path = f"{here}/{entry.name}"
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting += [path] if deep else []
-                    elif entry.is_file(follow_symlinks=False) and _is_kept(path):
-                        with contextlib.suppress(FileNotFoundError):
-                            found[path] = entry.stat(follow_symlinks=False).st_size
+                    try:
+                        status = entry.stat(follow_symlinks=follow)
+                    except OSError as error:
+                        if error.errno in (errno.ENOENT, errno.ELOOP):  # it went, or leads nowhere
+                            continue
+                        raise
+                    path, itself = f"{here}/{entry.name}", (status.st_dev, status.st_ino)
+                    if stat.S_ISDIR(status.st_mode):
+                        if deep and itself not in above:  # else a link led back
+                            waiting.append((path, above | {itself}))
+                    elif stat.S_ISREG(status.st_mode) and _is_kept(path):
+                        found[path] = status.st_size
         return found
 
     def there(self, paths: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from alembic import command
 from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from service.database import Artifact, Event, Experiment, ExperimentState, Result, Score, Trial, TrialState, Worker, now
@@ -44,6 +45,7 @@ from tests.held import reported, under
 from tests.migrations import test_schema
 from tests.service.upkeep.conftest import Place, Places, server_of, write_checkpoint
 from tests.service.upkeep.processes import keep_open, restore_and_die
+from ttsv.data.content import ContentRecord
 from workers.cli.__main__ import app
 
 Open = Callable[[Settings], Database]
@@ -451,6 +453,49 @@ class TestFiles:
         restore.restore(target, file)
         kept = {"mine.npz", "mine.sha256.json", "photos/train/a/1.png"}
         assert files_of(target.data_dir / "datasets").keys() == kept
+
+    def test_own_data_sets_that_are_linked_there_are_kept_too(
+        self, database: Database, source: Settings, target: Settings, file: Path, submit: Callable[..., int]
+    ) -> None:
+        """As DVC and git-annex do: trials read them so. What a link leads back to is there once."""
+        submit()
+        for seed, name in ((0, "npz:mine"), (1, "folder:photos")):
+            named = update(Trial).where(Trial.seed == seed).values(dataset=name)
+            database.write(functools.partial(Session.execute, statement=named))
+        elsewhere, sets = source.data_dir.parent / "elsewhere", source.data_dir.parent / "sets"
+        photos = elsewhere / "photos/train/a"
+        for folder in (source.data_dir, sets, photos):
+            folder.mkdir(parents=True, exist_ok=True)
+        (source.data_dir / "datasets").symlink_to(sets)
+        (sets / "mine.npz").symlink_to(elsewhere / "mine.npz")
+        (elsewhere / "mine.npz").write_text("arrays")
+        (sets / "photos").symlink_to(elsewhere / "photos")
+        (photos / "1.png").write_text("photo")
+        (photos / "2.png").symlink_to("1.png")
+        (photos / "back").symlink_to(photos.parent)
+        (photos / "nowhere").symlink_to("nowhere")
+        manifest = back_up(source, database, file)
+        assert manifest.missing == []
+        restore.restore(target, file)
+        assert files_of(target.data_dir / "datasets") == {
+            "mine.npz": b"arrays",
+            "photos/train/a/1.png": b"photo",
+            "photos/train/a/2.png": b"photo",
+        }
+
+    @pytest.mark.parametrize("used", [True, False])
+    def test_a_file_of_an_own_data_set_that_was_used_is_missed(
+        self, database: Database, source: Settings, file: Path, submit: Callable[..., int], used: bool
+    ) -> None:
+        """One that was never there is of a name somebody mistyped."""
+        submit()
+        database.write(lambda session: session.execute(update(Trial).where(Trial.seed == 0).values(dataset="npz:mine")))
+        data = source.data_dir / "datasets"
+        data.mkdir(parents=True)
+        if used:
+            ContentRecord.make("npz:mine", data, "0" * 64, {"mine.npz": "0" * 64})
+        (missing,) = back_up(source, database, file).missing
+        assert (missing.path, missing.expected) == ("datasets/mine.npz", not used)
 
 
 class TestWriting:
