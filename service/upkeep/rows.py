@@ -34,7 +34,7 @@ from sqlalchemy import (
     text,
 )
 
-from service.database.base import Timestamp
+from service.database.base import Base, Timestamp
 from service.database.engine import Database, sqlite_driver
 
 DERIVED = frozenset({"alembic_version", "tallies", "score_boards", "scores", "score_ranks", "field_index"})
@@ -115,12 +115,13 @@ def without_limits(connection: Connection) -> None:
 
 
 def tables_of(connection: Connection) -> list[CopiedTable]:
-    """The tables that are copied, each after those that its rows refer to."""
+    """The tables that are copied, each after those that its rows refer to; not what others keep beside ours."""
     inspector = inspect(connection)
     order = [name for name, _ in inspector.get_sorted_table_and_fkc_names() if name is not None]
-    kept = [name for name in order if name not in DERIVED | PRESENT]
+    kept = [name for name in order if name in Base.metadata.tables.keys() - DERIVED - PRESENT]
     # Of all at once: to ask for one takes a server as long.
-    found, keys = inspector.get_multi_columns(), inspector.get_multi_pk_constraint()
+    found = inspector.get_multi_columns(filter_names=kept)
+    keys = inspector.get_multi_pk_constraint(filter_names=kept)
 
     def described(name: str) -> Table:
         key = keys[None, name]["constrained_columns"]

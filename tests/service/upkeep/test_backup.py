@@ -439,6 +439,20 @@ class TestFiles:
         assert missing.path == "../outside"
         assert b"not ours" not in file.read_bytes()
 
+    def test_tables_of_others_beside_ours_are_theirs(
+        self, lived: Database, source: Settings, target: Settings, file: Path, opened: Open
+    ) -> None:
+        """As extensions of PostgreSQL make some; bytes and such names could not be copied."""
+        with lived.engine.begin() as connection:
+            kind = "BYTEA" if connection.dialect.name == "postgresql" else "BLOB"
+            connection.execute(text(f'CREATE TABLE "Lab Notes" (id INTEGER PRIMARY KEY, note {kind})'))
+            connection.execute(text('INSERT INTO "Lab Notes" VALUES (1, :note)'), {"note": b"0"})
+        assert back_up(source, lived, file).missing == []
+        restore.restore(target, file)
+        assert contents(opened(target)) == fenced_off(contents(lived))
+        with lived.engine.begin() as connection:
+            assert connection.scalar(text('SELECT count(*) FROM "Lab Notes"')) == 1
+
     def test_own_data_sets_that_trials_name_are_kept(
         self, database: Database, source: Settings, target: Settings, file: Path, submit: Callable[..., int]
     ) -> None:
