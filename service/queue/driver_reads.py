@@ -11,7 +11,7 @@ from functools import cache
 from sqlalchemy import Select, bindparam, exists, select
 from sqlalchemy.orm import Session, load_only
 
-from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experiment, Trial, TrialState
+from service.database import Artifact, EpochPoint, Event, Experiment, Trial, TrialState
 from service.database.engine import is_among, is_postgres
 from service.experiments.events import EventKind
 from service.queue import leases
@@ -32,7 +32,7 @@ _NEXT = (
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of a final trial's epochs, in order: (epoch, value)."""
+    """One metric of a trial's epochs, in order: (epoch, value)."""
 
     trial_id: int
     points: list[tuple[int, float]]
@@ -103,18 +103,18 @@ def last_ended(session: Session, lease: Lease, most: int) -> Sequence[int]:
     return session.scalars(query.order_by(Trial.finished_at.desc()).limit(most)).all()
 
 
-def final_curves(session: Session, lease: Lease, metric: str) -> list[Curve]:
-    """A metric's course over the epochs of every trial of the experiment that is final."""
+def curves(session: Session, lease: Lease, metric: str) -> list[Curve]:
+    """A metric's course over the epochs of every trial of the experiment that has any."""
     query = (
         select(EpochPoint.trial_id, EpochPoint.epoch, getattr(EpochPoint, metric))
         .join(Trial, Trial.id == EpochPoint.trial_id)
-        .where(Trial.experiment_id == lease.experiment_id, Trial.state.not_in(OPEN_TRIALS))
+        .where(Trial.experiment_id == lease.experiment_id)
         .order_by(EpochPoint.trial_id, EpochPoint.epoch)
     )
-    curves: dict[int, Curve] = {}
+    found: dict[int, Curve] = {}
     for trial_id, epoch, value in session.execute(query):
-        curves.setdefault(trial_id, Curve(trial_id, [])).points.append((epoch, value))
-    return list(curves.values())
+        found.setdefault(trial_id, Curve(trial_id, [])).points.append((epoch, value))
+    return list(found.values())
 
 
 def tried(session: Session, lease: Lease, metric: str) -> list[Tried]:

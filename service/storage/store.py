@@ -23,7 +23,8 @@ COPIES = 5
 """So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
 
 
-_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS}
+TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS}
+"""Numbers of errors that say that a disk, or a shared folder, keeps or gives nothing now."""
 _REFUSED = {errno.EACCES, errno.EPERM}
 _OF_A_TRIAL = re.compile(r"/trials/\d+(/|$)")
 
@@ -37,7 +38,7 @@ def trouble_of(error: BaseException) -> OSError | None:
     told: BaseException | None = error
     explained = False
     while told is not None:
-        if isinstance(told, OSError) and (told.errno in _TROUBLE or _keeps_out(told, explained)):
+        if isinstance(told, OSError) and (told.errno in TROUBLE or _keeps_out(told, explained)):
             return told
         explained |= isinstance(told, TrialError)  # which takes it for one of the trial's input
         told = told.__cause__ or told.__context__

@@ -264,11 +264,11 @@ class Driver:
         return self._attempts[trial_id] - 1
 
     def _earlier(self, spec: ExperimentSpec) -> list[driver_reads.Curve]:
-        """What a scheduler has to know of the trials that are final."""
+        """What a scheduler has to know of the trials that began."""
         if not isinstance(spec.scheduler, Asha):
             return []
         with self._database.read() as session:
-            return driver_reads.final_curves(session, self._lease, spec.scheduler.metric)
+            return driver_reads.curves(session, self._lease, spec.scheduler.metric)
 
     def _refused(self, trial_id: int) -> None:
         """The trial was cancelled before its process began."""

@@ -10,6 +10,7 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial
 
+from service.storage.store import TROUBLE
 from ttsv.errors import LostDeviceError
 from ttsv.runtime.faults import fault
 from workers.driver import hanging
@@ -18,6 +19,7 @@ from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
 from workers.trial_process.messages import (
     NOT_TAKEN,
+    UNABLE,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -48,6 +50,8 @@ _KILLED = "killed by `ray.kill`"
 _GPU_LOST = f"{LostDeviceError.__name__}: "
 """What a process says last whose card failed: the next trial would have fared no better there."""
 
+_DISK = re.compile(rf"OSError: \[Errno ({'|'.join(map(str, sorted(TROUBLE)))})\]")
+"""What ends a process that finds no room for Ray's own files: what its trial raises it reports."""
 _MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
 """What Ray says where its memory monitor ended the process, before the kernel would end any."""
 _MEMORY_THEN = re.compile(r"[\d.]+ ?GB (used )?/ [\d.]+ ?GB")
@@ -131,7 +135,11 @@ class TuneCallback(tune.Callback):
         if self._watchdog.ended(trial_id):
             said = reason_of(trial)
             reason = said[-_REASON_CHARACTERS:]
-            charged = not (any(words in said for words in (NOT_TAKEN, _KILLED, _GPU_LOST)) or _NODE_DIED.search(said))
+            unheld = any(words in said for words in (NOT_TAKEN, UNABLE, _KILLED, _GPU_LOST)) or _NODE_DIED.search(said)
+            charged = not unheld
+            if _DISK.search(said):
+                charged = False
+                self._rests(trial_id, FIRST_REST_SECONDS)
             if _MEMORY.search(said):
                 charged, reason = self._needs_too_much(trial_id, said), _short_of_memory(said)
             elif charged:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database.outages import Backoff
 from service.errors import LeaseLostError
 from workers.driver.hanging import unlimited
-from workers.trial_process.messages import Job
+from workers.trial_process.messages import CrowdedReport, HinderedReport, Job
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,8 @@ class Feed(Searcher):
         if ended is not None:
             self.began(ended)  # where it ended before
         with self._settling:
-            if error and ended in self._taken and ended not in self._at_rest:
+            again = error or isinstance((result or {}).get("report"), HinderedReport | CrowdedReport)
+            if again and ended in self._taken and ended not in self._at_rest:
                 self._lost.add(ended)
         self.keep_or_give_back()
         if self._stopped.is_set() and not self._at_work:

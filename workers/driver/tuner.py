@@ -183,7 +183,7 @@ def _name(trial: Trial) -> str:
 
 
 def make_scheduler(wanted: Fifo | Asha, feed: Feed, earlier: Iterable[Curve] = ()) -> TrialScheduler:
-    """The scheduler of a pass. `earlier` are the epochs of trials that are final already.
+    """The scheduler of a pass. `earlier` are the epochs that trials have told already.
 
     Those take part in every comparison they came as far as, as if the driver had never changed. `feed` decides what
     becomes of free processes.
@@ -225,6 +225,8 @@ def _let_go(tuner: Any) -> None:
     for kept in (tuner._stopped_trials, tuner._failed_trials, tuner._live_trials, tuner._resetting_trials):
         kept -= ended
     tuner._trials_to_cache -= ended
+    for trial in ended & tuner._staged_trials:  # whose process failed as it was to take it over
+        tuner._unstage_trial_with_resources(trial)
     for trial in ended:
         tuner._trial_metadata.pop(trial.trial_id, None)
 
@@ -284,7 +286,10 @@ class _First(FIFOScheduler):
 
 
 class _Halving(ASHAScheduler):
-    """Successive halving that stops nothing after the last comparison: a trial's own end comes later."""
+    """Successive halving that stops nothing after the last comparison: a trial's own end comes later.
+
+    A trial takes part in each comparison once, however often it began. To Tune it is another one each time.
+    """
 
     def __init__(self, wanted: Asha, feed: Feed, earlier: Iterable[Curve]) -> None:
         self._feed = feed
@@ -297,11 +302,10 @@ class _Halving(ASHAScheduler):
             max_t=wanted.max_epochs or sys.maxsize,
             stop_last_trials=False,
         )
-        sign = 1 if best_direction(wanted.metric) == "max" else -1
+        self._sign = 1 if best_direction(wanted.metric) == "max" else -1
         for curve in earlier:
-            trial: Any = SimpleNamespace(trial_id=f"earlier-{curve.trial_id}")  # all that a bracket asks of it
             for epoch, value in curve.points:
-                self._brackets[0].on_result(trial, epoch, sign * value)
+                self._compare(curve.trial_id, epoch, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (FIFOScheduler, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -309,3 +313,18 @@ class _Halving(ASHAScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The first for which no process is being started."""
         return _next_to_start(tune_controller, self._feed)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        """Whether the trial goes on."""
+        if COMPARED_EPOCH not in result or self._metric not in result:
+            return TrialScheduler.CONTINUE
+        return self._compare(job_of(trial).trial_id, result[COMPARED_EPOCH], result[self._metric])
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        """Has its last epoch compared, which may never have been."""
+        self.on_trial_result(tune_controller, trial, result)
+        self._trial_info.pop(trial.trial_id, None)
+
+    def _compare(self, trial_id: int, epoch: int, value: float) -> str:
+        trial: Any = SimpleNamespace(trial_id=trial_id)  # all that a bracket asks of it
+        return str(self._brackets[0].on_result(trial, epoch, self._sign * value))

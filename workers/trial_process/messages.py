@@ -117,6 +117,8 @@ class HinderedReport:
 
 NOT_TAKEN = "NVIDIA's MPS does not take a process"
 """How a process says why it ends that MPS refused, by no fault of its trial's: only another one may be taken."""
+UNABLE = "no trial can run on"
+"""How one says so in which no trial could: torch cannot be loaded, or the driver of its card fails."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from workers.node.notes import complain
 from workers.trial_process.messages import (
     GOING_ON,
     NOT_TAKEN,
+    UNABLE,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -149,9 +150,12 @@ class TrialTrainable(tune.Trainable):
         keep_freed_memory()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Prepares the next trial in the same process; False where that has lost its GPU, and must end."""
+        """Prepares the next trial in the same process; raises where that can run none, and must end.
+
+        To one that says so by False instead Tune gives a trial, and tells nobody what became of that.
+        """
         if self._broken:
-            return False
+            raise BrokenContextError(f"{UNABLE} {socket.gethostname()} in a process whose card or libraries failed")
         self._end()
         self._begin(cast(TuneConfig, new_config))
         return True
@@ -199,7 +203,7 @@ class TrialTrainable(tune.Trainable):
         if self._unable is not None:
             self._broken = True
             time.sleep(HINDERED_SECONDS)
-            return HinderedReport(f"no trial can run on {socket.gethostname()}: {self._unable}")
+            raise BrokenContextError(f"{UNABLE} {socket.gethostname()}: {self._unable}")
         if self._refused is not None:
             self._broken = True
             time.sleep(HINDERED_SECONDS)

@@ -119,12 +119,19 @@ LOST = (
     "ttsv.errors.LostDeviceError: the GPU is lost (CUDA error: uncorrectable ECC error encountered)"
 )
 BROKEN = LOST.replace("LostDeviceError", "BrokenContextError").replace("the GPU is lost", "a kernel failed")
+DISK_FULL = (
+    "The actor died because of an error raised in its creation task, ray::ResourceTrainable.__init__() (pid=4711, "
+    "ip=10.0.0.2)\n    os.makedirs(self._logdir)\nOSError: [Errno 28] No space left on device: '/tmp/ray'"
+)
+TORCH_MISSING = (
+    "ray::ResourceTrainable.train() (pid=4711)\nttsv.errors.BrokenContextError: no trial can run on node-2: "
+    "libtorch_cuda.so: cannot open shared object file"
+)
 PROCESS_DIED = [
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
     "unexpectedly exits with a connection error code 2. End of file.",
     "The worker died unexpectedly while executing this task. Check python-core-worker-*.log files.",
     "The actor is dead because its worker process has died. Worker exit type: USER_ERROR",
-    "OSError: [Errno 28] No space left on device",
     "a trial whose cat, node and owner died of it",
 ]
 
@@ -142,6 +149,17 @@ def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(
     TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
     (said,) = recorder.died.call_args_list
     assert (said.args[0], said.kwargs) == (7, {"charged": charged})
+
+
+@pytest.mark.parametrize(("words", "rests"), [(DISK_FULL, True), (TORCH_MISSING, False)])
+def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(tmp_path: Path, words: str, rests: bool) -> None:
+    file = tmp_path / "error.txt"
+    file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
+    recorder, rest = MagicMock(), MagicMock()
+    callback = TuneCallback(recorder, MagicMock(), MagicMock(), rests=rest)
+    callback.on_trial_error(0, [], tunes_trial(7, str(file), deaths=9))
+    assert recorder.died.call_args.kwargs == {"charged": False}
+    assert rest.call_args_list == ([call(7, 15.0)] if rests else []), "the process has waited by itself"
 
 
 SHORT = (

@@ -20,7 +20,7 @@ from service.queue.shares import Amount
 from service.specs.spec import Fifo, Resources
 from workers.driver.feed import Feed, Slots
 from workers.driver.tuner import make_scheduler
-from workers.trial_process.messages import Job
+from workers.trial_process.messages import CrowdedReport, HinderedReport, Job
 from workers.trial_process.trainable import Reservation
 
 FINISHED = Searcher.FINISHED
@@ -251,6 +251,19 @@ class TestAlone:
         assert [table.suggest(name) for name in "ab"] == [1, None]
         table.feed.began(1)
         assert [table.suggest(name) for name in "bc"] == [2, None]
+
+
+@pytest.mark.parametrize("report", [HinderedReport("the disk is full"), CrowdedReport("no room on the card")])
+def test_what_is_to_run_again_by_its_own_word_comes_before_all_that_never_began(
+    report: HinderedReport | CrowdedReport,
+) -> None:
+    """To Tune it ended well. Until its end is stored the database has none of it to be handed out."""
+    table = Table(3, slots=2)
+    assert [table.suggest(name) for name in "ab"] == [1, 2]
+    table.feed.on_trial_complete("a", {"report": report, "done": True}, error=False)
+    assert table.suggest("c") is None
+    table.feed.settled(1)
+    assert table.suggest("c") == 1
 
 
 class TestTwice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -278,46 +279,55 @@ def feed() -> Feed:
 
 
 class TestHalving:
-    def decide(self, scheduler: Any, trial_id: str, epoch: int, value: float) -> str:
-        class _Trial:
-            pass
-
-        trial: Any = _Trial()
-        trial.trial_id = trial_id
+    def decide(self, scheduler: Any, trial_id: int, epoch: int, value: float, attempt: int = 0) -> str:
+        """By its metric, which has the name of a loss only where that is asked for."""
+        trial = Mock(trial_id=f"{trial_id} {attempt}", config={"job": asdict(Job(trial_id, 1, 0, {}, attempt=attempt))})
         scheduler.on_trial_add(None, trial)
-        decision: str = scheduler.on_trial_result(None, trial, {COMPARED_EPOCH: epoch, "val_accuracy": value})
+        decision: str = scheduler.on_trial_result(None, trial, {COMPARED_EPOCH: epoch, scheduler._metric: value})
         return decision
 
     def test_earlier_trials_are_compared_with(self) -> None:
         wanted = Asha(type="asha", grace_epochs=2, reduction=2)
         earlier = [Curve(1, [(1, 0.2), (2, 0.8), (3, 0.9), (4, 0.9)]), Curve(2, [(1, 0.1), (2, 0.3)])]
         scheduler = make_scheduler(wanted, feed(), earlier)
-        assert self.decide(scheduler, "a", 1, 0.0) == "CONTINUE"
-        assert self.decide(scheduler, "b", 2, 0.4) == "STOP"
-        assert self.decide(scheduler, "c", 2, 0.7) == "CONTINUE"
-        assert self.decide(scheduler, "d", 4, 0.7) == "STOP"
-        assert self.decide(make_scheduler(wanted, feed()), "d", 4, 0.7) == "CONTINUE"
+        assert self.decide(scheduler, 10, 1, 0.0) == "CONTINUE"
+        assert self.decide(scheduler, 11, 2, 0.4) == "STOP"
+        assert self.decide(scheduler, 12, 2, 0.7) == "CONTINUE"
+        assert self.decide(scheduler, 13, 4, 0.7) == "STOP"
+        assert self.decide(make_scheduler(wanted, feed()), 13, 4, 0.7) == "CONTINUE"
 
     def test_no_comparison_after_the_last_one_or_at_a_trials_end(self) -> None:
         wanted = Asha(type="asha", grace_epochs=1, reduction=2, max_epochs=2)
         scheduler = make_scheduler(wanted, feed(), [Curve(1, [(epoch, 0.9) for epoch in range(1, 9)])])
-        assert self.decide(scheduler, "a", 0, 0.1) == "CONTINUE"
+        assert self.decide(scheduler, 10, 0, 0.1) == "CONTINUE"
         scheduler = make_scheduler(wanted, feed(), [Curve(1, [(1, 0.1), (2, 0.1), (4, 0.9)])])
-        assert self.decide(scheduler, "b", 2, 0.5) == "CONTINUE"
-        assert self.decide(scheduler, "c", 4, 0.5) == "CONTINUE"
+        assert self.decide(scheduler, 11, 2, 0.5) == "CONTINUE"
+        assert self.decide(scheduler, 12, 4, 0.5) == "CONTINUE"
 
     def test_losses_are_better_small(self) -> None:
-        scheduler: Any = make_scheduler(
-            Asha(type="asha", metric="val_loss", reduction=2), feed(), [Curve(1, [(1, 0.5)])]
-        )
-        trial: Any = type("T", (), {"trial_id": "a"})()
-        scheduler.on_trial_add(None, trial)
-        assert scheduler.on_trial_result(None, trial, {COMPARED_EPOCH: 1, "val_loss": 0.9}) == "STOP"
+        wanted = Asha(type="asha", metric="val_loss", reduction=2)
+        assert self.decide(make_scheduler(wanted, feed(), [Curve(1, [(1, 0.5)])]), 2, 1, 0.9) == "STOP"
+
+    @pytest.mark.parametrize("new_driver", [False, True])
+    def test_a_trial_is_compared_once_however_often_it_begins(self, new_driver: bool) -> None:
+        """It passed its third comparison before the other was there; then its process died, or its driver."""
+        wanted = Asha(type="asha", grace_epochs=1, reduction=2)
+        course = {1: [(1, 0.5), (2, 0.6), (4, 0.7), (5, 0.72)], 2: [(1, 0.8), (2, 0.85), (4, 0.9)]}
+        if new_driver:
+            scheduler = make_scheduler(wanted, feed(), [Curve(number, points) for number, points in course.items()])
+        else:
+            scheduler = make_scheduler(wanted, feed())
+            told = [self.decide(scheduler, number, *point) for number, points in course.items() for point in points]
+            assert set(told) == {"CONTINUE"}
+        assert self.decide(scheduler, 1, 6, 0.73, attempt=1) == "CONTINUE"
+        assert self.decide(scheduler, 3, 4, 0.79) == "STOP", "the half of 0.7 and 0.9 is 0.8"
+        assert self.decide(scheduler, 4, 4, 0.8) == "CONTINUE", "the better one counts once, with what it had then"
 
     def test_without_one_nothing_is_compared(self) -> None:
         scheduler: Any = make_scheduler(Fifo(), feed())
+        scheduler._metric = "val_accuracy"
         for epoch in (1, 2, 4):
-            assert self.decide(scheduler, f"trial {epoch}", epoch, 0.0) == "CONTINUE"
+            assert self.decide(scheduler, epoch, epoch, 0.0) == "CONTINUE"
 
     @pytest.mark.parametrize("wanted", [Fifo(), Asha(type="asha")])
     def test_the_feed_decides_of_tunes_idle_processes(self, wanted: Fifo | Asha) -> None:

@@ -340,7 +340,8 @@ def test_a_process_that_mps_does_not_take_ends_before_it_computes(
         with pytest.raises(BrokenContextError, match=words):
             trainable.step()
         assert waited == [HINDERED_SECONDS]
-        assert not trainable.reset_config(config(tmp_path, good)), "another process may be taken"
+        with pytest.raises(BrokenContextError, match="no trial can run on"):
+            trainable.reset_config(config(tmp_path, good))
     trainable.cleanup()
 
 
@@ -359,7 +360,8 @@ def test_a_process_whose_card_torch_cannot_use_does_not_compute_on_the_processor
     trainable.setup({**config(tmp_path, good), "gpus": 1.0})
     with pytest.raises(LostDeviceError, match=f"torch cannot use the GPU that {socket.gethostname()} offers: .* 804"):
         trainable.step()
-    assert not trainable.reset_config(config(tmp_path, good))
+    with pytest.raises(BrokenContextError, match="no trial can run on"):
+        trainable.reset_config(config(tmp_path, good))
     trainable.cleanup()
 
 
@@ -372,12 +374,11 @@ def test_nothing_is_held_against_a_trial_where_no_trial_can_run(
     monkeypatch.setitem(sys.modules, "torch", None)
     trainable = TrialTrainable.__new__(TrialTrainable)
     trainable.setup(config(tmp_path, good))
-    step = trainable.step()
-    assert step["done"]
-    assert isinstance(step["report"], HinderedReport)
-    assert step["report"].message.startswith(f"no trial can run on {socket.gethostname()}: import of torch halted")
+    with pytest.raises(BrokenContextError, match=f"^no trial can run on {socket.gethostname()}: import of torch"):
+        trainable.step()
     assert waited == [HINDERED_SECONDS]
-    assert not trainable.reset_config(config(tmp_path, good)), "another process may find it again"
+    with pytest.raises(BrokenContextError, match="no trial can run on"):
+        trainable.reset_config(config(tmp_path, good))
     trainable.cleanup()
 
 
@@ -415,7 +416,8 @@ def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
     assert waited == pauses
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.empty_cache", never)
-    assert not trainable.reset_config(config(tmp_path, good))
+    with pytest.raises(BrokenContextError, match="no trial can run on"):
+        trainable.reset_config(config(tmp_path, good))
     assert f"ERROR {error.failure}: {error}" in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()
 
 
