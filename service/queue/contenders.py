@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from operator import itemgetter
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -20,6 +21,7 @@ from sqlalchemy import (
     any_,
     bindparam,
     func,
+    or_,
     select,
     union_all,
     update,
@@ -41,6 +43,7 @@ from service.database import (
 )
 from service.database.engine import is_among, is_postgres
 from service.experiments import transitions
+from service.experiments.events import EventKind
 from service.experiments.transitions import MOST_OF_A_PERSON
 from service.queue.shares import Amount, Demand, Spent, group_of
 from service.specs.spec import Resources
@@ -49,6 +52,7 @@ _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
 MOST_RECALLED = 10_000
 """So many events, the newest, are read to see what was used before a worker began."""
+_HANDOVERS = EventKind.RELEASED, EventKind.REAPED, EventKind.PAUSED
 _MOST_KNOWN = 10_000
 """So many experiments' terms are remembered: with each that is posted come new ones."""
 
@@ -152,23 +156,27 @@ def contenders(
 
 
 def used_lately(session: Session, specs: Specs) -> list[Spent]:
-    """What trials used that ended lately, by the newest events of the pool: each when it last ended."""
-    newest = select(Event.trial_id, Event.at).order_by(Event.id.desc()).limit(MOST_RECALLED).subquery()
+    """What trials used that ended lately, by the newest events of the pool: each when it last ended.
+
+    So did those whose experiment was taken from its worker, or paused, of which no event of theirs tells.
+    """
+    told = select(Event.experiment_id, Event.trial_id, Event.kind, Event.at).order_by(Event.id.desc())
+    newest = told.limit(MOST_RECALLED).subquery()
     ended = select(newest.c.trial_id, func.max(newest.c.at).label("at")).group_by(newest.c.trial_id).subquery()
-    query = (
-        select(
-            *(Experiment.id, Experiment.revision, Experiment.project_id, Experiment.owner),
-            *(Trial.run_seconds, ended.c.at),
-        )
-        .join(Trial, Trial.id == ended.c.trial_id)
-        .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Trial.run_seconds > 0)
-    )
-    rows, moment = session.execute(query).all(), now()
-    known = specs.of(session, {(number, revision) for number, revision, *_ in rows})
+    handed = select(newest.c.experiment_id, func.max(newest.c.at).label("at")).where(newest.c.kind.in_(_HANDOVERS))
+    left = handed.group_by(newest.c.experiment_id).subquery()
+    columns = Experiment.id, Experiment.revision, Experiment.project_id, Experiment.owner, Trial.id, Trial.run_seconds
+    trials = select(*columns).join(Experiment, Experiment.id == Trial.experiment_id).where(Trial.run_seconds > 0)
+    began = or_(Trial.state == TrialState.RUNNING, (Trial.state == TrialState.QUEUED) & (Trial.turn < 0))
+    found = [
+        *session.execute(trials.add_columns(left.c.at).join(left, left.c.experiment_id == Experiment.id).where(began)),
+        *session.execute(trials.add_columns(ended.c.at).join(ended, ended.c.trial_id == Trial.id)),
+    ]
+    moment, rows = now(), {row[4]: row for row in sorted(found, key=itemgetter(6))}
+    known = specs.of(session, {(number, revision) for number, revision, *_ in rows.values()})
     return [
         Spent(group_of(project, owner, number), known[number, revision].needs, seconds, (moment - at).total_seconds())
-        for number, revision, project, owner, seconds, at in rows
+        for number, revision, project, owner, _, seconds, at in rows.values()
         if (number, revision) in known
     ]
 

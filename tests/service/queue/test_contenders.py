@@ -232,6 +232,31 @@ class TestDemands:
         assert found == [("ada", 3.0, 3600.0, 12)] * 2 + [("bob", 1.0, 7200.0, 0)] * 2
         assert [one.group.owner for one in newest] == ["bob"]
 
+    @pytest.mark.parametrize("again", [False, True])
+    def test_so_is_that_of_trials_whose_worker_stopped(
+        self, post: Post, claim: Claim, database: Database, again: bool
+    ) -> None:
+        """They have no event of their own, as long as they take longer than a worker lives."""
+        post(2)
+        lease = claim()
+        with database.read() as session:
+            first, _ = (trial.id for trial in unfinished_trials(session, lease))
+        database.write(under(lease, HeldExperiment.start_trial, first))
+        if again:
+            database.write(under(lease, HeldExperiment.yield_trial, first))
+            database.write(under(lease, HeldExperiment.start_trial, first))
+        database.write(partial(leases.release, lease=lease, drained=True))
+        ran = update(Trial).where(Trial.id == first).values(run_seconds=14400)
+        database.write(lambda session: session.execute(ran))
+
+        def recalled() -> list[tuple[float, int]]:
+            with database.read() as session:
+                return [(one.seconds, round(one.ago / 600)) for one in used_lately(session, Specs())]
+
+        assert recalled() == [(14400, 0)]
+        database.write(under(claim(), HeldExperiment.start_trial, first))
+        assert recalled() == [(14400, 0)], "it runs again"
+
     def test_a_search_wants_trials_that_are_not_there_yet(
         self, post: Post, claim: Claim, database: Database, table: Table
     ) -> None:
