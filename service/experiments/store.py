@@ -233,16 +233,17 @@ def get_artifact(session: Session, artifact_id: int, *, project_id: int | None =
     Raises `NotFoundError`, and `GoneError` for one that was removed.
     """
     there = Artifact.id == artifact_id, Experiment.deleted_at.is_(None)
-    query = select(Artifact).join(Trial, Trial.id == Artifact.trial_id).join(Experiment).where(*there)
+    query = select(Artifact, Experiment.id).join(Trial, Trial.id == Artifact.trial_id).join(Experiment).where(*there)
     if project_id is not None:
         query = query.where(Experiment.project_id == project_id)
-    artifact = session.scalar(query)
-    if artifact is None:
+    found = session.execute(query).one_or_none()
+    if found is None:
         raise NotFoundError(f"there is no artifact {artifact_id}")
+    artifact, experiment = found
     if artifact.removed_at is not None:
         raise GoneError(
             f"artifact {artifact_id} ({artifact.kind} of trial {artifact.trial_id}) was removed on "
-            f"{artifact.removed_at:%Y-%m-%d} to make room; run the trial again to have it back"
+            f"{artifact.removed_at:%Y-%m-%d} to make room; `ttsv clone {experiment}` trains all of its experiment again"
         )
     return artifact
 

@@ -20,6 +20,8 @@ from ttsv.config.fields import FieldValues
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
+NETWORKS = MODEL, "best-model"
+"""Kinds of the artifacts that are networks: of the last epoch, and of the best one (`training.keep_best`)."""
 _FOR_GOOD = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED
 
 
@@ -77,9 +79,14 @@ def running_trials(session: Session, lease: Lease) -> Sequence[Trial]:
 
 
 def model_path(session: Session, trial_id: int) -> str | None:
-    """Path, relative to the data folder, of the network that a trial left; None where it left none."""
+    """Path, relative to the data folder, of the network that a trial left; None where it left none, or it is gone."""
     there = Artifact.trial_id == trial_id, Artifact.kind == MODEL, Artifact.removed_at.is_(None)
     return session.scalar(select(Artifact.path).where(*there))
+
+
+def model_removed_at(session: Session, trial_id: int) -> datetime | None:
+    """When the network that a trial left was removed to make room; None where it was not."""
+    return session.scalar(select(Artifact.removed_at).where(Artifact.trial_id == trial_id, Artifact.kind == MODEL))
 
 
 def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[tuple[int, int]]:

@@ -31,7 +31,7 @@ from service.experiments import events
 from service.experiments.actions import RETRIED_BY_DEFAULT
 from service.experiments.artifacts import remove_copies
 from service.experiments.events import EventKind
-from service.queue.driver_reads import MODEL
+from service.queue.driver_reads import NETWORKS
 from service.upkeep.files import DataFolder
 
 logger = logging.getLogger(__name__)
@@ -153,13 +153,13 @@ def _all_bytes() -> Select[int]:
     """Bytes of all networks that are there, also of those that cannot go now."""
     query = select(func.sum(Artifact.size)).join(Trial, Trial.id == Artifact.trial_id)
     query = query.join(Experiment, Experiment.id == Trial.experiment_id)
-    return query.where(Artifact.kind == MODEL, Artifact.removed_at.is_(None), Experiment.deleted_at.is_(None))
+    return query.where(Artifact.kind.in_(NETWORKS), Artifact.removed_at.is_(None), Experiment.deleted_at.is_(None))
 
 
 def _removable() -> list[ColumnElement[bool]]:
     user = aliased(Trial)
     needed = select(user.source_trial_id).where(user.source_trial_id.is_not(None), user.state.in_(OPEN_TRIALS))
-    return [Artifact.kind == MODEL, Artifact.removed_at.is_(None), Artifact.trial_id.not_in(needed)]
+    return [Artifact.kind.in_(NETWORKS), Artifact.removed_at.is_(None), Artifact.trial_id.not_in(needed)]
 
 
 def _final() -> list[ColumnElement[bool]]:
@@ -181,8 +181,10 @@ def _reasons(rows: Sequence[Row[Any]], rules: Rules) -> dict[int, str]:
     found: dict[int, str] = {}
     if rules.best is not None:
         for _, group in groupby(rows, key=lambda row: row.experiment_id):
-            ranked = sorted(group, key=lambda row: (not row.valid, -(row.accuracy or 0.0), row.id))
-            found |= {row.id: f"not among the best {rules.best} of its experiment" for row in ranked[rules.best :]}
+            ranked = sorted(group, key=lambda row: (not row.valid, -(row.accuracy or 0.0), row.trial_id, row.id))
+            best = [*dict.fromkeys(row.trial_id for row in ranked)][: rules.best]  # of which one may have left two
+            worse = [row for row in ranked if row.trial_id not in best]
+            found |= {row.id: f"not among the best {rules.best} of its experiment" for row in worse}
     if rules.days is not None:
         before = now() - timedelta(days=rules.days)
         old = [row for row in rows if row.finished_at is not None and row.finished_at < before]

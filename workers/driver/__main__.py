@@ -221,8 +221,15 @@ class Driver:
         """Fails a trial that was to evaluate what there is not."""
         with hold(session, self._lease) as held:
             held.start_trial(trial_id)
-            model = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`"
-            held.fail_trial(trial_id, "bad_data", f"{model}; run that one again")
+            what, removed_at = (
+                f"trial {source}, which this one evaluates",
+                driver_reads.model_removed_at(session, source),
+            )
+            if removed_at is None:
+                why = f"{what}, left no `{driver_reads.MODEL}`; name one that succeeded"
+            else:
+                why = f"the network of {what}, was removed on {removed_at:%Y-%m-%d} to make room; clone its experiment"
+            held.fail_trial(trial_id, "bad_data", why)
 
     def _make_search(self, spec: ExperimentSpec) -> "SearchTrials | None":
         """The search as its rows have it: what an earlier driver had of it is gone. None where it is over."""

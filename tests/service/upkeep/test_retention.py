@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from service.access.security import ANYONE
@@ -108,6 +109,23 @@ class TestRules:
         assert going(database, folder, best=1) == [one[0], one[2], one[3], other[0]]
         assert going(database, folder, best=0) == [*one, *other]
 
+    def test_both_networks_of_a_trial_count_and_stay_or_go(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        """With `training.keep_best` a trial leaves two."""
+        trials = grown((0.1, 0.2))
+
+        def add(session: Session) -> None:
+            for trial_id in trials:
+                path = f"trials/{trial_id}/1/best.safetensors"
+                session.add(Artifact(trial_id=trial_id, kind="best-model", path=path, sha256="0" * 64, size=GIB))
+
+        database.write(add)
+        assert going(database, folder, best=1) == [trials[0], trials[0]]
+        assert going(database, folder, gib=4) == []
+        assert len(going(database, folder, gib=2.5)) == 2
+        assert sorted(going(database, folder, best=0)) == [trials[0], trials[0], trials[1], trials[1]]
+
     def test_what_is_old_goes(self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]) -> None:
         old = grown(days=40)
         grown((0.1, 0.2), days=2)
@@ -198,7 +216,7 @@ class TestPruned:
                 select(Artifact).where(Artifact.trial_id == trials[0], Artifact.kind == "model")
             ).one()
             assert artifact.sha256 == "0" * 64
-            with pytest.raises(GoneError, match="was removed on"):
+            with pytest.raises(GoneError, match=r"was removed on .* `ttsv clone 1` trains"):
                 store.get_artifact(session, artifact.id)
             assert driver_reads.model_path(session, trials[0]) is None
             event = session.scalars(select(Event).where(Event.kind == "pruned")).one()
