@@ -66,6 +66,8 @@ FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 15.0, 300.0
 """So long a trial waits whose machine ran short of memory: each time twice as long, until it gets on."""
 RESTLESS_DEATHS = 4
 """So often in a row a trial's process may die before it waits as well."""
+LONGEST_REST_OF_DEATHS = 60.0
+"""What rests holds a place meanwhile that others of its experiment have no use for."""
 
 
 class TuneCallback(tune.Callback):
@@ -139,37 +141,43 @@ class TuneCallback(tune.Callback):
             charged = not unheld
             if _DISK.search(said):
                 charged = False
-                self._rests(trial_id, FIRST_REST_SECONDS)
+                reason += self._rest(trial_id, FIRST_REST_SECONDS)
             if _MEMORY.search(said):
                 charged, reason = self._needs_too_much(trial_id, said), _short_of_memory(said)
+                reason += self._rest(trial_id, _rest_after(self._short_of_memory[trial_id] - 1))
             elif charged:
-                self._rest_of(job_of(trial))
+                reason += self._rest_of(job_of(trial))
             logger.warning("trial %d lost its process: %s", trial_id, reason)
             self._recorder.died(trial_id, reason, charged=charged)
 
     def _needs_too_much(self, trial_id: int, said: str) -> bool:
-        """Has a trial rest whose machine ran short of memory; whether it may be the one that needs too much.
+        """Whether a trial whose machine ran short of memory may be the one that needs too much.
 
         Ray ends whoever began last, and the next to begin again if that was not enough. Where no process had more than
         is reserved for each, somebody else filled the machine. Else it may be the one, and would be killed for ever: it
         is charged, as for the kernel's killing, but so slowly that ten times in a row last for half an hour.
         """
-        self._rests(trial_id, _rest(self._short_of_memory[trial_id]))
         self._short_of_memory[trial_id] += 1
         had = [float(found) for found in _MEMORY_OF_WORKER.findall(said)]
         return not had or max(had) > self._memory_gib
 
-    def _rest_of(self, job: Job) -> None:
+    def _rest_of(self, job: Job) -> str:
         """Has a trial rest whose process died again and again, as nobody can tell whether that was its own doing.
 
         Where somebody kills processes, as the kernel for another's memory, it would soon have died as often as one may.
         """
         earlier = 0 if job.trial_id in self._got_on else job.deaths
-        if earlier >= RESTLESS_DEATHS:
-            self._rests(job.trial_id, _rest(earlier - RESTLESS_DEATHS))
+        if earlier < RESTLESS_DEATHS:
+            return ""
+        return self._rest(job.trial_id, min(_rest_after(earlier - RESTLESS_DEATHS), LONGEST_REST_OF_DEATHS))
+
+    def _rest(self, trial_id: int, seconds: float) -> str:
+        """Has a trial rest for so long once it is lost, and says so."""
+        self._rests(trial_id, seconds)
+        return f"; it rests for {seconds:.0f} s before it runs again"
 
 
-def _rest(times: int) -> float:
+def _rest_after(times: int) -> float:
     """For how many seconds a trial rests that did so some times before."""
     return min(FIRST_REST_SECONDS * 2.0 ** min(times, 10), LONGEST_REST_SECONDS)
 

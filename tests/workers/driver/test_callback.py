@@ -220,8 +220,8 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(
 
 def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_no_trial() -> None:
     """The database counts deaths, for a driver dies as well; what got on begins anew."""
-    rests = MagicMock()
-    callback = TuneCallback(MagicMock(), MagicMock(), MagicMock(), rests=rests)
+    recorder, rests = MagicMock(), MagicMock()
+    callback = TuneCallback(recorder, MagicMock(), MagicMock(), rests=rests)
 
     def die(deaths: int) -> float:
         rests.reset_mock()
@@ -230,8 +230,9 @@ def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_n
         return rests.call_args.args[1] if rests.called else 0.0
 
     seconds = [die(deaths) for deaths in range(MAX_DEATHS)]
-    assert seconds[:7] == [0.0, 0.0, 0.0, 0.0, 15.0, 30.0, 60.0], "at first it goes on at once"
-    assert sum(seconds[: MAX_DEATHS - 1]) > 400, "between the first and the tenth"
+    assert seconds[:8] == [0.0, 0.0, 0.0, 0.0, 15.0, 30.0, 60.0, 60.0], "at first it goes on at once"
+    assert sum(seconds[: MAX_DEATHS - 1]) > 200, "between the first and the tenth"
+    assert recorder.died.call_args.args[1].endswith("; it rests for 60 s before it runs again")
     callback.on_trial_start(0, [], tunes_trial())
     callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
     rests.reset_mock()
