@@ -44,12 +44,12 @@ class SignReader:
             self._shelf.remove(str(trial_id))
             self._seen.discard(trial_id)
         for trial_id, job in running.items():
+            self._seen.add(trial_id)  # it may be killed before its sign is ever read
             if self._watchdog.silence(trial_id) < SIGN_SECONDS / 2:
                 continue
             sign = self._shelf.get(str(trial_id))
             if sign is None or job is None or (sign.fence, sign.attempt) != (job.fence, job.attempt):
                 continue
-            self._seen.add(trial_id)
             if self._watchdog.got_on(trial_id, sign.headway) and sign.used is not None:
                 series = cast(ResourceSeries, sign.used)
                 pace = self._watchdog.pace(trial_id, reports=False)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
@@ -23,6 +24,11 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 PREFIX = "ttsv-ray-"
 """How the folders of Ray's processes begin."""
+_CLEAR_SECONDS = SETTLED_SECONDS = 3600.0
+"""So often a folder is looked through for what nobody needs any more, which nobody touched for so long."""
+_LOGS_SECONDS = 3 * 86400.0
+"""So long the logs of processes are kept that have ended."""
+_LOGS = "worker-*", "python-core-worker-*", "python-core-driver-*", "runtime_env_setup-*"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
 _RAY = "import sys; sys.modules.update({'ray.serve': None, 'grpc': None}); from ray.scripts.scripts import main; main()"
@@ -53,6 +59,7 @@ class RayProcess:
         self._folder: Path | None = None
         self._deadline = 0.0
         self._parts: list[psutil.Process] = []
+        self._over = threading.Event()
 
     def start(
         self, *flags: str, options: Mapping[str, object], environment: Mapping[str, str] = MappingProxyType({})
@@ -92,6 +99,8 @@ class RayProcess:
         }
         self._parts, self._deadline = [], time.monotonic() + START_SECONDS
         self._child = spawn(command, env=env, log=self._log or self._folder / "log", death=signal.SIGTERM)
+        self._over = threading.Event()
+        threading.Thread(target=_keep_clear, args=(self._folder, self._over), name="clear", daemon=True).start()
 
     def ready(self) -> bool:
         """Whether the raylet listens."""
@@ -125,6 +134,7 @@ class RayProcess:
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to whatever is left, and no folder stays; nor does MPS."""
+        self._over.set()
         if self._child is not None and self._folder is not None:
             self._child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -185,6 +195,47 @@ def remove_leftovers() -> None:
         logger.info("removing %s, which a killed worker left", folder)
         _sweep(folder, None)
     remove_daemons()
+
+
+def clear(folder: Path) -> None:
+    """Removes what Tune and Ray leave in their folder for as long as that is there: it may be for months.
+
+    The folders of trials that ended, but for those of claims whose driver lives and of processes that stand in one; and
+    the logs of processes that ended days ago.
+    """
+    commands, places = list[list[str]](), list[Path]()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            commands.append(process.cmdline())
+            places.append(Path(process.cwd()))
+    claims = {f"{_after('--experiment', command)}-{_after('--fence', command)}" for command in commands}
+    settled, ended = time.time() - SETTLED_SECONDS, time.time() - _LOGS_SECONDS
+    for claim in folder.glob("session_2*/artifacts/*/*"):
+        if claim.name in claims or any(place.is_relative_to(claim) for place in places):
+            continue
+        with contextlib.suppress(OSError):
+            if max(path.stat().st_mtime for path in (claim, *claim.iterdir())) < settled:
+                shutil.rmtree(claim, ignore_errors=True)
+                claim.parent.rmdir()  # unless it has another one
+    for name in _LOGS:
+        for log in folder.glob(f"session_2*/logs/{name}"):
+            with contextlib.suppress(OSError):
+                if log.stat().st_mtime < ended:
+                    log.unlink()
+
+
+def _after(word: str, command: list[str]) -> str:
+    """What follows a word of a command; nothing where it has no such word."""
+    at = command.index(word) + 1 if word in command else len(command)
+    return command[at] if at < len(command) else ""
+
+
+def _keep_clear(folder: Path, over: threading.Event) -> None:
+    while not over.wait(_CLEAR_SECONDS):
+        try:
+            clear(folder)
+        except Exception:  # whatever goes wrong with it, the node stays
+            logger.exception("%s cannot be cleared", folder)
 
 
 def is_taken(port: int) -> bool:

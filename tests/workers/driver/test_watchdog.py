@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -337,7 +338,7 @@ class TestGivingWay:
         passes = Passes(lambda *_, **__: iter(()), recorder)
         passes.allow(0, {})
         spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
-        passes.run(cast("Any", SimpleNamespace(spec=spec, home=SimpleNamespace(storage=None))))
+        passes.run(cast("Any", SimpleNamespace(spec=spec, data_dir=Path(), home=SimpleNamespace(storage=None))))
         assert recorded == [1]
 
     def test_at_last_without_a_word(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
