@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,8 +44,8 @@ class Journal:
         """Adds an epoch, durably. Raises `ValueError` for a number that is not finite."""
         line = json.dumps(dataclasses.asdict(point), allow_nan=False)
         with self._path.open("a") as file:
-            # A line break first: a line that a kill cut short stays apart.
-            file.write(f"\n{line}")
+            # A line break first: a line that a kill cut short stays apart. Its check tells what a disk made of it.
+            file.write(f"\n{line}\t{_check(line)}")
             file.flush()
             os.fsync(file.fileno())
 
@@ -54,10 +55,17 @@ class Journal:
             return []
         points = {}
         for line in self._path.read_text(errors="replace").splitlines():  # what a disk spoilt costs a point
+            text, _, check = line.partition("\t")
+            if check not in ("", _check(text)):  # an earlier version wrote none
+                continue
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                point = EpochMetrics.from_dict(json.loads(line))
+                point = EpochMetrics.from_dict(json.loads(text))
                 points[point.epoch] = point
         return [points[number] for number in sorted(points) if number > epoch]
+
+
+def _check(line: str) -> str:
+    return f"{zlib.crc32(line.encode(errors='replace')):08x}"
 
 
 class Furthest:

@@ -52,6 +52,23 @@ def test_journal_survives_a_line_that_is_cut_or_spoilt(tmp_path: Path) -> None:
     assert journal.after(2) == [point(3, loss=3.0)]
 
 
+def test_journal_takes_no_number_of_which_a_disk_has_changed_a_bit(tmp_path: Path) -> None:
+    """It would be as good a number as any other."""
+    journal, path = Journal(tmp_path), tmp_path / "epochs.jsonl"
+    journal.append(point(1))
+    whole = path.read_bytes()
+    taken = [journal.after(0)]
+    for at in range(1, len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :])
+            taken.append(journal.after(0))
+    assert taken[0] == [point(1)]
+    assert all(found in ([], [point(1)]) for found in taken)
+    assert sum(found == [point(1)] for found in taken) <= 3, "where a tab became another end of the line"
+    path.write_bytes(whole.partition(b"\t")[0])
+    assert journal.after(0) == [point(1)], "as an earlier version wrote it"
+
+
 def test_journal_refuses_what_is_not_finite(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         Journal(tmp_path).append(dataclasses.replace(point(1), val_loss=math.inf))
