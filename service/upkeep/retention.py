@@ -182,7 +182,7 @@ def _reasons(rows: Sequence[Row[Any]], rules: Rules) -> dict[int, str]:
     if rules.best is not None:
         for _, group in groupby(rows, key=lambda row: row.experiment_id):
             ranked = sorted(group, key=lambda row: (not row.valid, -(row.accuracy or 0.0), row.trial_id, row.id))
-            best = [*dict.fromkeys(row.trial_id for row in ranked)][: rules.best]  # of which one may have left two
+            best = set([*dict.fromkeys(row.trial_id for row in ranked)][: rules.best])  # of which one may have left two
             worse = [row for row in ranked if row.trial_id not in best]
             found |= {row.id: f"not among the best {rules.best} of its experiment" for row in worse}
     if rules.days is not None:
