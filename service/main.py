@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
 from service import dashboard
 from service.access.keys import refuse_without_keys
@@ -96,7 +97,8 @@ async def _remove_orphans(settings: Settings, database: Database) -> None:
     while True:
         await asyncio.sleep(orphans.LOOK_SECONDS)
         try:
-            await asyncio.to_thread(orphans.remove_orphans, database, settings)
+            # In a thread of those that answer, which end when they idle: asyncio's own would stay.
+            await run_in_threadpool(orphans.remove_orphans, database, settings)
         except Exception:  # an outage, or a disk that cannot be read, must not end this for the API's life
             logger.exception("what has no row any more stays for now")
 
