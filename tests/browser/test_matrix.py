@@ -396,7 +396,7 @@ def test_one_that_grows_goes_on_where_it_stood(live: Site, browse: Callable[...,
     assert page.evaluate("() => document.activeElement.getAttribute('aria-roledescription')") == "matrix"
     assert page.locator("#matrix .chooser input[name=where]").input_value() == "rank>"
     page.locator("#matrix button[data-save=svg]").focus()
-    with page.expect_response("**/experiments/1/matrix?*"):
+    with page.expect_response("**/experiments/1/matrix?*"), page.expect_response(lambda answer: answer.url == page.url):
         live.database.write(lambda session: actions.cancel(session, 1))
     tab.settle()
     assert page.evaluate("() => document.activeElement.dataset.save") == "svg"
