@@ -161,6 +161,7 @@ def show(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_nam
         "layers": found.result.layers if found.result else None,
         "environment": found.result.environment if found.result else None,
         "artifacts": [ArtifactOut.of(artifact) for artifact in found.artifacts],
+        "rests_until": found.trial.rests_until,
     }
     return answer(wanted.one(TrialDetailOut.model_construct(**values)))
 

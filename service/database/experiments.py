@@ -123,10 +123,11 @@ class Trial(Base):
     """One cell and seed of a grid. The headline fields of `config` stand in columns of their own.
 
     Queued trials run in the order of `turn`, then of `number`; below zero are those that began before. `attempts`
-    counts starts, without those that ended for no fault of the trial's; `deaths` its process's since it last got on;
-    `node` is where it runs or ran. `run_seconds` are those of all attempts that ended. With `source_trial_id` it trains
-    nothing: it evaluates what that trial left. `failure` is the class of what ended it; one that is not final has it
-    where it is to run `alone`.
+    counts starts, without those that ended for no fault of the trial's; `deaths` its process's since it last got on,
+    for which it may have to rest: until `rests_until` it cannot begin, and `rest_seconds` is its latest rest since
+    then; `node` is where it runs or ran. `run_seconds` are those of all attempts that ended. With `source_trial_id` it
+    trains nothing: it evaluates what that trial left. `failure` is the class of what ended it; one that is not final
+    has it where it is to run `alone`.
     """
 
     __tablename__ = "trials"
@@ -141,6 +142,12 @@ class Trial(Base):
             *("experiment_id", "id", "node", "failure", "started_at"),
             sqlite_where=text("state = 'running'"),
             postgresql_where=text("state = 'running'"),
+        ),
+        Index(
+            "ix_trials_rests_until",
+            "rests_until",
+            sqlite_where=text("rests_until IS NOT NULL"),
+            postgresql_where=text("rests_until IS NOT NULL"),
         ),
         {"sqlite_autoincrement": True},
     )
@@ -166,6 +173,8 @@ class Trial(Base):
     turn: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     attempts: Mapped[int] = mapped_column(default=0)
     deaths: Mapped[int] = mapped_column(default=0, server_default="0")
+    rests_until: Mapped[datetime | None]
+    rest_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
     node: Mapped[str | None] = mapped_column(String(200))
     failure: Mapped[str | None] = mapped_column(String(32))
     error: Mapped[str | None]

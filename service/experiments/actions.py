@@ -117,6 +117,7 @@ def retry(
         "state": TrialState.QUEUED,
         "attempts": 0,
         "deaths": 0,
+        "rest_seconds": 0.0,
         "failure": None,
         "error": None,
         "finished_at": None,

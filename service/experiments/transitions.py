@@ -89,7 +89,10 @@ def drop_queued(session: Session, experiment: Experiment) -> int:
     """Cancels the trials that wait; how many."""
     waiting = Trial.experiment_id == experiment.id, Trial.state == TrialState.QUEUED
     return changed_rows(
-        session, update(Trial).where(*waiting).values(state=TrialState.CANCELLED, finished_at=now(), failure=None)
+        session,
+        update(Trial)
+        .where(*waiting)
+        .values(state=TrialState.CANCELLED, finished_at=now(), failure=None, rests_until=None),
     )
 
 

@@ -41,6 +41,7 @@ from service.database import (
     TrialState,
     now,
 )
+from service.database.base import Timestamp
 from service.database.engine import is_among, is_postgres
 from service.experiments import transitions
 from service.experiments.events import EventKind
@@ -70,13 +71,17 @@ class Terms:
 
 @dataclass(frozen=True)
 class Contender:
-    """An experiment that waits for a worker, or runs under one that asks."""
+    """An experiment that waits for a worker, or runs under one that asks.
+
+    Of its trials those are left out of `demand` that rest, the first of them until `rests_until`.
+    """
 
     demand: Demand
     preempt: bool
     claimed: bool
     waiting: str | None
     unfit_since: datetime | None
+    rests_until: datetime | None = None
 
 
 def amount(resources: Resources) -> Amount:
@@ -122,6 +127,7 @@ def contenders(
     rows = session.connection().execute(_contending(postgres=is_postgres(session)), asked).all()
     known = specs.of(session, {(number, revision) for number, revision, *_ in rows})
     alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
+    resting = _resting(session)
     found = []
     # By their order, as the name of each column would be looked up in each of hundreds of rows.
     for number, revision, state, priority, project, owner, stopping, made, points, waiting, since, *rest in rows:
@@ -129,7 +135,8 @@ def contenders(
         if terms is None:  # it was changed between the two statements
             continue
         weight, persons, running, queued = rest
-        trials = running + queued
+        asleep, rests_until = resting.get(number, (0, None))
+        trials = running + max(0, queued - asleep)
         if terms.search and not stopping:
             trials += max(0, points - made)
         if terms.most is not None:
@@ -151,7 +158,7 @@ def contenders(
             alone=whole,
             running_alone=running_whole,
         )
-        found.append(Contender(demand, terms.preempt, state == ExperimentState.RUNNING, waiting, since))
+        found.append(Contender(demand, terms.preempt, state == ExperimentState.RUNNING, waiting, since, rests_until))
     return found
 
 
@@ -282,7 +289,8 @@ def _alone(session: Session, experiments: Collection[int]) -> Mapping[int, Count
     found: defaultdict[int, Counter[TrialState]] = defaultdict(Counter)
     if experiments:
         query = _counting_alone(postgres=is_postgres(session))
-        for number, state, count in session.connection().execute(query, {"experiments": list(experiments)}):
+        asked = {"experiments": list(experiments), "moment": now()}
+        for number, state, count in session.connection().execute(query, asked):
             found[number][state] = count
     return found
 
@@ -294,8 +302,23 @@ def _counting_alone(*, postgres: bool) -> Select[*tuple[Any, ...]]:
         # They began before: of those that wait no others are looked at, however many there are.
         .where(is_among(Trial.experiment_id, "experiments", postgres=postgres))
         .where(Trial.state.in_(OPEN_TRIALS), Trial.turn < 0, Trial.failure == OUT_OF_MEMORY)
+        .where(or_(Trial.rests_until.is_(None), Trial.rests_until <= bindparam("moment", type_=Timestamp)))
         .group_by(Trial.experiment_id, Trial.state)
     )
+
+
+def _resting(session: Session) -> Mapping[int, tuple[int, datetime]]:
+    """Experiment -> how many of its trials rest, and until when the first does."""
+    found: defaultdict[int, list[datetime]] = defaultdict(list)
+    for number, until in session.connection().execute(_RESTING, {"moment": now()}):
+        found[number].append(until)
+    return {number: (len(ends), min(ends)) for number, ends in found.items()}
+
+
+# Those of all experiments: for minutes at most, after deaths, they are few. Grouped, SQLite would walk through all.
+_RESTING: Select[int, Any] = select(Trial.experiment_id, Trial.rests_until).where(
+    Trial.rests_until > bindparam("moment", type_=Timestamp), Trial.state == TrialState.QUEUED
+)
 
 
 def say_why(session: Session, reasons: Mapping[int, str | None], unfit: Collection[int]) -> None:
@@ -319,7 +342,7 @@ def give_up_unfit(session: Session, experiment_id: int, worker: str, reason: str
     session.execute(
         update(Trial)
         .where(Trial.experiment_id == experiment_id, Trial.state.in_(OPEN_TRIALS))
-        .values(state=TrialState.FAILED, failure="infrastructure", error=reason, finished_at=now())
+        .values(state=TrialState.FAILED, failure="infrastructure", error=reason, finished_at=now(), rests_until=None)
     )
     experiment.fence += 1
     transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
-from sqlalchemy import Select, bindparam, exists, select
+from sqlalchemy import Select, bindparam, exists, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
-from service.database import Artifact, EpochPoint, Event, Experiment, Trial, TrialState
+from service.database import Artifact, EpochPoint, Event, Experiment, Trial, TrialState, now
+from service.database.base import Timestamp
 from service.database.engine import is_among, is_postgres
 from service.experiments.events import EventKind
 from service.queue import leases
@@ -27,7 +28,7 @@ _FOR_GOOD = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED
 
 _NEXT = (
     *(Trial.id, Trial.number, Trial.epoch, Trial.config, Trial.source_trial_id),
-    *(Trial.state, Trial.failure, Trial.deaths),
+    *(Trial.state, Trial.failure, Trial.deaths, Trial.rest_seconds),
 )
 """What its driver has to know of the trial that is to begin next."""
 
@@ -52,8 +53,9 @@ class Tried:
 
 
 def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
-    """The trial that is to begin next, but for those that were `taken` already; raises `LeaseLostError`."""
-    trial = session.scalar(_next(postgres=is_postgres(session)), {**lease.parameters, "taken": list(taken)})
+    """The trial that is to begin next, but for those that were `taken` already, or rest; raises `LeaseLostError`."""
+    asked = {**lease.parameters, "taken": list(taken), "moment": now()}
+    trial = session.scalar(_next(postgres=is_postgres(session)), asked)
     if trial is None and not leases.is_held(session, lease):
         raise leases.lost(lease)
     return trial
@@ -66,10 +68,20 @@ def _next(*, postgres: bool) -> Select[Trial]:
         .where(exists().where(leases.HELD), Trial.experiment_id == bindparam("lease_experiment"))
         # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
         .where(Trial.state == TrialState.QUEUED, ~is_among(Trial.id, "taken", postgres=postgres))
+        .where(or_(Trial.rests_until.is_(None), Trial.rests_until <= bindparam("moment", type_=Timestamp)))
         .order_by(Trial.turn, Trial.number)
         .limit(1)
         .options(load_only(*_NEXT))
     )
+
+
+def rest_seconds(session: Session, lease: Lease) -> float:
+    """For how many seconds all that waits rests; 0 where one could begin, or none waits. Raises `LeaseLostError`."""
+    if next_trial(session, lease, ()) is not None:
+        return 0.0
+    waiting = Trial.experiment_id == lease.experiment_id, Trial.state == TrialState.QUEUED
+    until = session.scalar(select(func.min(Trial.rests_until)).where(*waiting))
+    return 0.0 if until is None else max(0.0, (until - now()).total_seconds())
 
 
 def running_trials(session: Session, lease: Lease) -> Sequence[Trial]:

@@ -7,7 +7,7 @@ writes, and at its end the scores of the cells that they touched are made anew. 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypedDict
 
@@ -53,7 +53,7 @@ ALONE = "alone after out of memory on a shared card"
 
 _CHANGING = (
     *("id", "state", "turn", "epoch", "best_val_accuracy", "attempts", "deaths", "node", "failure", "error"),
-    *("started_at", "finished_at", "run_seconds"),
+    *("started_at", "finished_at", "run_seconds", "rests_until", "rest_seconds"),
 )
 """The columns of a trial that workers write."""
 
@@ -175,6 +175,7 @@ class HeldExperiment:
             return self._trial(trial_id, TrialState.RUNNING) is not None
         if trial.started_at is None or trial.started_at not in (at, *later):
             trial.state, trial.started_at, trial.node = TrialState.RUNNING, at or now(), None
+            trial.rests_until = None
             trial.attempts += 1
         return True
 
@@ -202,7 +203,7 @@ class HeldExperiment:
         `began` as in `lose_trial`.
         """
         if trial := self._attempt(trial_id, began):
-            trial.deaths = 0
+            trial.deaths, trial.rest_seconds = 0, 0.0
             self._got_on()
 
     def add_epoch(self, trial_id: int, metrics: EpochMetrics) -> None:
@@ -216,7 +217,7 @@ class HeldExperiment:
         accuracy, best = metrics.val_accuracy, trial.best_val_accuracy
         trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
         if metrics.epoch > trial.epoch:
-            trial.epoch, trial.deaths = metrics.epoch, 0
+            trial.epoch, trial.deaths, trial.rest_seconds = metrics.epoch, 0, 0.0
             self._got_on()
         point = {column: getattr(metrics, column) for column in epoch_points.METRICS}
         self._points[trial_id, metrics.epoch] = {"trial_id": trial_id, "epoch": metrics.epoch, **point}
@@ -264,8 +265,16 @@ class HeldExperiment:
             self._got_on()
             self._tell(EventKind.TRIAL_FAILED, trial, failure=failure)
 
-    def lose_trial(self, trial_id: int, error: str, *, charged: bool = True, began: datetime | None = None) -> None:
-        """The trial's process died: it is queued again.
+    def lose_trial(
+        self,
+        trial_id: int,
+        error: str,
+        *,
+        charged: bool = True,
+        rests: float = 0.0,
+        began: datetime | None = None,
+    ) -> None:
+        """The trial's process died: it is queued again, and rests for so many seconds before.
 
         `charged`: alone, on a node that lives; the trial fails when it died so `MAX_DEATHS` times without getting on.
         `began`: the attempt that this is about, if it is known; said again once the next one runs it changes nothing.
@@ -279,6 +288,9 @@ class HeldExperiment:
         if trial.deaths < MAX_DEATHS:
             transitions.requeue_trial(trial, charged=charged)
             trial.error = error
+            if rests:
+                trial.rests_until, trial.rest_seconds = now() + timedelta(seconds=rests), rests
+                trial.error += f"; it rests for {rests:.0f} s before it runs again"
         else:
             self._end(trial, TrialState.FAILED)
             trial.failure = "crashed"

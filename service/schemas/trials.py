@@ -239,6 +239,9 @@ class TrialDetailOut(TrialOut):
     layers: list[dict[str, Any]] | None = Field(description="As `spectra` has them; null without a result.")
     environment: dict[str, Any] | None = Field(description="Where its result was computed; null without one.")
     artifacts: list[ArtifactOut] = Field(description="The files it left, by kind.")
+    rests_until: datetime | None = Field(
+        None, description="When it may begin again after deaths of its process, as `error` says; else null."
+    )
 
 
 class AttemptOut(Out):

@@ -117,13 +117,29 @@ class Driver:
             search = patiently(partial(self._make_search, spec))
             if search is None and self._complete():
                 return
-            if not slots.wait(IDLE_SECONDS):
-                self._give_back("no slot is left for it")
+            self._await_turn(slots, searches=search is not None)
             self._feed = search or feed.Feed(self._next_job, slots, self._over.set)
             self._run_pass(passes, spec, self._feed)
             fruitless = 0 if self._feed.handed_out or not slots.count else fruitless + 1
             if fruitless > _MOST_FRUITLESS:
                 raise RuntimeError("Tune returns again and again without having started a trial")
+
+    def _await_turn(self, slots: "Slots", *, searches: bool) -> None:
+        """Waits until a trial may begin; gives the experiment back where none may for long."""
+        deadline = time.monotonic() + IDLE_SECONDS
+        while True:
+            if not slots.wait(max(0.0, deadline - time.monotonic())):
+                self._give_back("no slot is left for it")
+            rest = 0.0 if searches else patiently(self._rest_seconds)
+            if rest == 0:
+                return
+            if time.monotonic() + rest > deadline:
+                self._give_back(f"what is left of it rests, for {rest:.0f} s at least")
+            time.sleep(min(rest, LOOK_SECONDS))
+
+    def _rest_seconds(self) -> float:
+        with self._database.read() as session:
+            return driver_reads.rest_seconds(session, self._lease)
 
     def _listen(self, slots: "Slots", passes: "Passes") -> None:
         """Hears from the worker how many trials may run. Where nobody ever says anything, all may."""
@@ -213,7 +229,15 @@ class Driver:
             if source is None or path is not None:
                 attempt = self._attempt(trial.id)
                 return Job(
-                    trial.id, self._lease.fence, trial.epoch, trial.config, path, attempt, trial.alone, trial.deaths
+                    trial_id=trial.id,
+                    fence=self._lease.fence,
+                    stored_epochs=trial.epoch,
+                    config=trial.config,
+                    source=path,
+                    attempt=attempt,
+                    alone=trial.alone,
+                    deaths=trial.deaths,
+                    rest_seconds=trial.rest_seconds,
                 )
             self._database.write(partial(self._fail_orphan, trial_id=trial.id, source=source))
 

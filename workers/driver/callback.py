@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,11 +62,11 @@ _SHORT_OF_MEMORY = (
 _OF_OTHERS = "Top 10 memory users"
 """Behind it Ray lists command lines, those of other people too."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 15.0, 300.0
-"""So long a trial waits whose machine ran short of memory: each time twice as long, until it gets on."""
+"""So long a trial rests whose machine ran short of memory: each time twice as long, until it gets on."""
 RESTLESS_DEATHS = 4
-"""So often in a row a trial's process may die before it waits as well."""
+"""So often in a row a trial's process may die before it rests as well."""
 LONGEST_REST_OF_DEATHS = 60.0
-"""What rests holds a place meanwhile that others of its experiment have no use for."""
+"""Where somebody else's doing killed it, this is over in a moment."""
 
 
 class TuneCallback(tune.Callback):
@@ -79,13 +78,11 @@ class TuneCallback(tune.Callback):
         watchdog: Watchdog,
         verification: Verification,
         began: Callable[[int], None] = lambda _trial_id: None,
-        rests: Callable[[int, float], None] = lambda _trial_id, _seconds: None,
         memory_gib: float = 0.0,
     ) -> None:
-        """`began` and `rests` (so many seconds, once it is lost) tell of a trial; `memory_gib` is reserved for each."""
+        """`began` is told of each trial that does; `memory_gib` is reserved for each."""
         self._recorder, self._watchdog, self._verification = recorder, watchdog, verification
-        self._began, self._rests, self._memory_gib = began, rests, memory_gib
-        self._short_of_memory: Counter[int] = Counter()
+        self._began, self._memory_gib = began, memory_gib
         self._got_on: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,7 +109,6 @@ class TuneCallback(tune.Callback):
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
         if isinstance(report, EpochReport) or (isinstance(report, StageReport) and report.further):
-            del self._short_of_memory[trial_id]
             self._got_on.add(trial_id)
         if result["done"] and not self._watchdog.ended(trial_id):
             # What it was killed for is recorded: a trial that waits again keeps its checkpoints.
@@ -133,53 +129,38 @@ class TuneCallback(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""
-        trial_id = job_of(trial).trial_id
-        if self._watchdog.ended(trial_id):
+        job = job_of(trial)
+        if self._watchdog.ended(job.trial_id):
             said = reason_of(trial)
-            reason = said[-_REASON_CHARACTERS:]
+            reason, longest_rest = said[-_REASON_CHARACTERS:], 0.0
             unheld = any(words in said for words in (NOT_TAKEN, UNABLE, _KILLED, _GPU_LOST)) or _NODE_DIED.search(said)
             charged = not unheld
-            if _DISK.search(said):
-                charged = False
-                reason += self._rest(trial_id, FIRST_REST_SECONDS)
             if _MEMORY.search(said):
-                charged, reason = self._needs_too_much(trial_id, said), _short_of_memory(said)
-                reason += self._rest(trial_id, _rest_after(self._short_of_memory[trial_id] - 1))
-            elif charged:
-                reason += self._rest_of(job_of(trial))
-            logger.warning("trial %d lost its process: %s", trial_id, reason)
-            self._recorder.died(trial_id, reason, charged=charged)
+                charged, reason, longest_rest = self._needs_too_much(said), _short_of_memory(said), LONGEST_REST_SECONDS
+            elif _DISK.search(said):
+                charged, longest_rest = False, FIRST_REST_SECONDS
+            elif charged and job.trial_id not in self._got_on and job.deaths >= RESTLESS_DEATHS:
+                # Nobody can tell whether that was its own doing: where somebody kills processes, as the kernel for
+                # another's memory, it would soon have died as often as one may.
+                longest_rest = LONGEST_REST_OF_DEATHS
+            rest = min(self._next_rest(job), longest_rest)
+            logger.warning("trial %d lost its process, and rests for %.0f s: %s", job.trial_id, rest, reason)
+            self._recorder.died(job.trial_id, reason, charged=charged, rests=rest)
 
-    def _needs_too_much(self, trial_id: int, said: str) -> bool:
+    def _needs_too_much(self, said: str) -> bool:
         """Whether a trial whose machine ran short of memory may be the one that needs too much.
 
         Ray ends whoever began last, and the next to begin again if that was not enough. Where no process had more than
         is reserved for each, somebody else filled the machine. Else it may be the one, and would be killed for ever: it
         is charged, as for the kernel's killing, but so slowly that ten times in a row last for half an hour.
         """
-        self._short_of_memory[trial_id] += 1
         had = [float(found) for found in _MEMORY_OF_WORKER.findall(said)]
         return not had or max(had) > self._memory_gib
 
-    def _rest_of(self, job: Job) -> str:
-        """Has a trial rest whose process died again and again, as nobody can tell whether that was its own doing.
-
-        Where somebody kills processes, as the kernel for another's memory, it would soon have died as often as one may.
-        """
-        earlier = 0 if job.trial_id in self._got_on else job.deaths
-        if earlier < RESTLESS_DEATHS:
-            return ""
-        return self._rest(job.trial_id, min(_rest_after(earlier - RESTLESS_DEATHS), LONGEST_REST_OF_DEATHS))
-
-    def _rest(self, trial_id: int, seconds: float) -> str:
-        """Has a trial rest for so long once it is lost, and says so."""
-        self._rests(trial_id, seconds)
-        return f"; it rests for {seconds:.0f} s before it runs again"
-
-
-def _rest_after(times: int) -> float:
-    """For how many seconds a trial rests that did so some times before."""
-    return min(FIRST_REST_SECONDS * 2.0 ** min(times, 10), LONGEST_REST_SECONDS)
+    def _next_rest(self, job: Job) -> float:
+        """For how many seconds a trial would rest: twice as long as before, if it has not got on since."""
+        before = 0.0 if job.trial_id in self._got_on else job.rest_seconds
+        return max(FIRST_REST_SECONDS, 2 * before)
 
 
 def job_of(trial: Trial) -> Job:

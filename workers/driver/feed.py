@@ -91,8 +91,6 @@ class Feed(Searcher):
         self._clearing: int | None = None
         self._taken: set[int] = set()
         self._lost: set[int] = set()
-        self._to_rest: dict[int, float] = {}
-        self._at_rest: set[int] = set()
         self._settling = threading.Condition()
         self._stopped = threading.Event()
         self._empty = False
@@ -109,24 +107,12 @@ class Feed(Searcher):
         self._stopped.set()
 
     def settled(self, trial_id: int) -> None:
-        """What became of the trial is stored: where that is another try, it may be handed out again once it rested."""
+        """What became of the trial is stored: where that is another try, it may be handed out again."""
         with self._settling:
             self._lost.discard(trial_id)
-            if seconds := self._to_rest.pop(trial_id, 0.0):
-                self._at_rest.add(trial_id)
-                timer = threading.Timer(seconds, self.settled, [trial_id])
-                timer.daemon = True
-                timer.start()
-            else:
-                self._taken.discard(trial_id)
-                self._at_rest.discard(trial_id)
+            self._taken.discard(trial_id)
             self._look_after = 0.0
             self._settling.notify_all()
-
-    def rests(self, trial_id: int, seconds: float) -> None:
-        """Once it is stored that the trial was lost, others come before it for so long."""
-        with self._settling:
-            self._to_rest[trial_id] = seconds
 
     def began(self, trial_id: int) -> None:
         """A process was found for the trial: one alone has its card."""
@@ -172,7 +158,7 @@ class Feed(Searcher):
             self.began(ended)  # where it ended before
         with self._settling:
             again = error or isinstance((result or {}).get("report"), HinderedReport | CrowdedReport)
-            if again and ended in self._taken and ended not in self._at_rest:
+            if again and ended in self._taken:
                 self._lost.add(ended)
         self.keep_or_give_back()
         if self._stopped.is_set() and not self._at_work:

@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -107,8 +106,9 @@ class Recorder:
             case CrowdedReport(message):
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)
             case HinderedReport(message):
-                lost = partial(_lose, trial_id=trial_id, reason=message, charged=False, began=began)
-                self._put(trial_id, lost, settles=True)
+                self._put(
+                    trial_id, lambda held: held.lose_trial(trial_id, message, charged=False, began=began), settles=True
+                )
             case StartedReport():
                 place, environment = report.place, report.environment
                 self._put(trial_id, lambda held: held.place_trial(trial_id, place, environment, began=began))
@@ -123,11 +123,18 @@ class Recorder:
         """The trial's scheduler stopped it."""
         self._put(trial_id, lambda held: held.early_stop_trial(trial_id), final=True)
 
-    def died(self, trial_id: int, reason: str, *, charged: bool = True) -> None:
-        """The trial's process died, perhaps before it could begin; `charged`: on a node that lives."""
+    def died(self, trial_id: int, reason: str, *, charged: bool = True, rests: float = 0.0) -> None:
+        """The trial's process died, perhaps before it could begin; `charged`: on a node that lives.
+
+        `rests`: for so many seconds, once that is stored, it does not begin again.
+        """
         self.started(trial_id)
-        lost = partial(_lose, trial_id=trial_id, reason=reason, charged=charged, began=self._began(trial_id))
-        self._put(trial_id, lost, settles=True)
+        began = self._began(trial_id)
+        self._put(
+            trial_id,
+            lambda held: held.lose_trial(trial_id, reason, charged=charged, rests=rests, began=began),
+            settles=True,
+        )
 
     def gave_way(self, trial_id: int) -> None:
         """The trial's process was ended for others."""
@@ -244,10 +251,6 @@ class Recorder:
 def _concerns_all(error: Exception) -> bool:
     """Whether no event could be written now, whatever it says."""
     return isinstance(error, LeaseLostError) or is_in_trouble(error)
-
-
-def _lose(held: HeldExperiment, *, trial_id: int, reason: str, charged: bool, began: datetime | None) -> None:
-    held.lose_trial(trial_id, reason, charged=charged, began=began)
 
 
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:

@@ -121,7 +121,6 @@ class Passes:
                 watchdog,
                 verification,
                 work.feed.began,
-                work.feed.rests,
                 memory_gib=resources.memory_gib or 0.0,
             ),
             _NoProgress(),

@@ -131,7 +131,7 @@ class Scheduler:
                 driver.tell(slots, keeping.get(number, sys.maxsize), shunned, decision.staying.get(number))
             elif slots and len(self._drivers) < self._most:
                 self._claim(number, slots, shunned)
-            elif not one.demand.trials and not one.claimed:
+            elif not one.demand.trials and not one.claimed and one.rests_until is None:
                 self._database.write(partial(self._complete, experiment_id=number))
             else:
                 slots = 0
@@ -140,7 +140,8 @@ class Scheduler:
                 waits[number] = _too_many(self._most) if fits else BEHIND if number in far else _behind(shares)
         waits |= decision.reasons
         self._say_why(found, self._said(found, waits, room, rooms), decision)
-        return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
+        soon = (one.rests_until or self._drivers.trouble(one.demand.experiment_id) for one in found)
+        return bool(shares) or bool(drivers) or any(soon)
 
     def _able(
         self,
@@ -223,6 +224,8 @@ class Scheduler:
         """Why the experiment could run nothing now even if it were alone."""
         if (reason := _misfit(one, room)) is not None:
             return reason
+        if one.rests_until is not None and not one.demand.trials:
+            return f"what is left of it rests until {one.rests_until:%H:%M:%S} UTC, as it lost its process before"
         return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
 
     def _how_far(self) -> int:

@@ -299,6 +299,7 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "complete": lambda lease, *_: lambda session: leases.complete(session, lease),
     "lock": lambda lease, *_: lambda session: leases.lock(session, lease),
     "next_trial": lambda lease, *_: lambda session: driver_reads.next_trial(session, lease, ()),
+    "rest_seconds": lambda lease, *_: lambda session: driver_reads.rest_seconds(session, lease),
     "read_trials": lambda lease, trial, *_: under(lease, HeldExperiment.read_trials, [trial]),
     "start_trial": lambda lease, trial, *_: under(lease, HeldExperiment.start_trial, trial),
     "add_epoch": lambda lease, trial, point, _: under(lease, HeldExperiment.add_epoch, trial, reported(point)),
@@ -669,6 +670,61 @@ class TestTrials:
         assert [trial.id for trial in trials] == waiting()
         finish(lease, ids[0])
         assert waiting() == [ids[1], ids[2], ids[3], ids[5], ids[4]]
+
+    def test_one_that_rests_lets_others_begin_and_comes_before_them_later(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        first, second = (trial.id for trial in table(Trial))
+
+        def waits() -> tuple[int | None, float]:
+            with database.read() as session:
+                trial = driver_reads.next_trial(session, lease, ())
+                return None if trial is None else trial.id, driver_reads.rest_seconds(session, lease)
+
+        database.write(under(lease, HeldExperiment.start_trial, first))
+        database.write(under(lease, HeldExperiment.lose_trial, first, "signal 9", rests=30))
+        lost = table(Trial)[0]
+        assert lost.error == "signal 9; it rests for 30 s before it runs again"
+        assert lost.rests_until is not None
+        assert 20 < (lost.rests_until - now()).total_seconds() <= 30
+        assert waits() == (second, 0.0)
+        database.write(under(lease, HeldExperiment.start_trial, second))
+        found, seconds = waits()
+        assert found is None
+        assert 20 < seconds <= 30, "all that waits rests"
+        write(database, leases.release, lease, drained=True)
+        lease = claim()
+        assert waits() == (second, 0.0), "which ran under the lease before"
+        rested = update(Trial).where(Trial.id == first).values(rests_until=now())
+        database.write(lambda session: session.execute(rested))
+        assert waits() == (first, 0.0)
+        database.write(under(lease, HeldExperiment.start_trial, first))
+        assert (table(Trial)[0].rests_until, table(Trial)[0].rest_seconds) == (None, 30.0)
+
+    @pytest.mark.parametrize("way", ["epoch", "stage", "retried", "cancelled"])
+    def test_how_long_it_rested_is_known_until_it_gets_on(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, way: str
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        for rests in (15, 0):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.lose_trial, trial.id, "signal 9", rests=rests))
+        assert (table(Trial)[0].rest_seconds, table(Trial)[0].error) == (15.0, "signal 9")
+        if way in ("epoch", "stage"):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        if way == "epoch":
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
+        elif way == "stage":
+            database.write(under(lease, HeldExperiment.progress, trial.id))
+        else:
+            database.write(lambda session: actions.cancel(session, experiment_id))
+            assert (table(Trial)[0].state, table(Trial)[0].rests_until) == (TrialState.CANCELLED, None)
+            cancelled = [TrialState.CANCELLED]
+            database.write(lambda session: actions.retry(session, experiment_id, cancelled))
+        assert (table(Trial)[0].rest_seconds, table(Trial)[0].rests_until) == (0.0, None)
 
     def test_what_is_taken_and_final_meanwhile_hides_nothing(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish

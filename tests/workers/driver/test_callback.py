@@ -40,8 +40,9 @@ unexpectedly exits with a connection error code 2. End of file. Some common caus
 STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None), further=True)
 
 
-def tunes_trial(trial_id: int = 7, error_file: str | None = None, deaths: int = 0) -> Any:
-    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}, deaths=deaths))}, error_file=error_file)
+def tunes_trial(trial_id: int = 7, error_file: str | None = None, *, deaths: int = 0, rest_seconds: float = 0.0) -> Any:
+    job = Job(trial_id, 1, 0, {}, deaths=deaths, rest_seconds=rest_seconds)
+    return MagicMock(config={"job": asdict(job)}, error_file=error_file)
 
 
 def test_the_last_sentence_of_ray_without_names_and_advice(tmp_path: Path) -> None:
@@ -148,18 +149,19 @@ def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(
     recorder, watchdog = MagicMock(), MagicMock()
     TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
     (said,) = recorder.died.call_args_list
-    assert (said.args[0], said.kwargs) == (7, {"charged": charged})
+    assert (said.args[0], said.kwargs) == (7, {"charged": charged, "rests": 0.0})
 
 
 @pytest.mark.parametrize(("words", "rests"), [(DISK_FULL, True), (TORCH_MISSING, False)])
 def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(tmp_path: Path, words: str, rests: bool) -> None:
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
-    recorder, rest = MagicMock(), MagicMock()
-    callback = TuneCallback(recorder, MagicMock(), MagicMock(), rests=rest)
-    callback.on_trial_error(0, [], tunes_trial(7, str(file), deaths=9))
-    assert recorder.died.call_args.kwargs == {"charged": False}
-    assert rest.call_args_list == ([call(7, 15.0)] if rests else []), "the process has waited by itself"
+    recorder = MagicMock()
+    callback = TuneCallback(recorder, MagicMock(), MagicMock())
+    for rested in (0.0, 15.0):
+        callback.on_trial_error(0, [], tunes_trial(7, str(file), deaths=9, rest_seconds=rested))
+        said = recorder.died.call_args.kwargs
+        assert said == {"charged": False, "rests": 15.0 if rests else 0.0}, "or the process has waited by itself"
 
 
 SHORT = (
@@ -200,50 +202,46 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(
     """
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
-    recorder, rests = MagicMock(), MagicMock()
-    callback = TuneCallback(recorder, MagicMock(), MagicMock(), rests=rests, memory_gib=memory_gib)
-    for _ in range(10):
-        callback.on_trial_error(0, [], tunes_trial(7, str(file)))
-    assert [said.kwargs for said in recorder.died.call_args_list] == [{"charged": charged}] * 10
+    recorder = MagicMock()
+    callback = TuneCallback(recorder, MagicMock(), MagicMock(), memory_gib=memory_gib)
+    seconds = [0.0]
+    for _ in range(10):  # whatever driver it has: the database says how long it rested
+        callback.on_trial_error(0, [], tunes_trial(7, str(file), rest_seconds=seconds[-1]))
+        seconds.append(recorder.died.call_args.kwargs["rests"])
+    assert [said.kwargs["charged"] for said in recorder.died.call_args_list] == [charged] * 10
     reason = recorder.died.call_args.args[1]
     assert reason.startswith("its machine ran short of memory, and Ray ended it; ")
     assert "resources.memory_gib" in reason
     assert "hunter2" not in reason
     assert ("60.91GB used / 64.00GB" in reason) == (words is SHORT)
-    seconds = [said.args for said in rests.call_args_list]
-    assert seconds[:6] == [(7, 15.0), (7, 30.0), (7, 60.0), (7, 120.0), (7, 240.0), (7, 300.0)]
-    assert sum(rest for _, rest in seconds[:9]) > 1600
+    assert seconds[1:7] == [15.0, 30.0, 60.0, 120.0, 240.0, 300.0]
+    assert sum(seconds[:10]) > 1600
     callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
-    callback.on_trial_error(0, [], tunes_trial(7, str(file)))
-    assert rests.call_args.args == (7, 15.0), "it got on meanwhile"
+    callback.on_trial_error(0, [], tunes_trial(7, str(file), rest_seconds=300.0))
+    assert recorder.died.call_args.kwargs["rests"] == 15.0, "it got on meanwhile"
 
 
 def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_no_trial() -> None:
     """The database counts deaths, for a driver dies as well; what got on begins anew."""
-    recorder, rests = MagicMock(), MagicMock()
-    callback = TuneCallback(recorder, MagicMock(), MagicMock(), rests=rests)
-
-    def die(deaths: int) -> float:
-        rests.reset_mock()
+    recorder = MagicMock()
+    callback = TuneCallback(recorder, MagicMock(), MagicMock())
+    seconds = [0.0]
+    for deaths in range(MAX_DEATHS):
         callback.on_trial_start(0, [], tunes_trial())
-        callback.on_trial_error(0, [], tunes_trial(deaths=deaths))
-        return rests.call_args.args[1] if rests.called else 0.0
-
-    seconds = [die(deaths) for deaths in range(MAX_DEATHS)]
-    assert seconds[:8] == [0.0, 0.0, 0.0, 0.0, 15.0, 30.0, 60.0, 60.0], "at first it goes on at once"
-    assert sum(seconds[: MAX_DEATHS - 1]) > 200, "between the first and the tenth"
-    assert recorder.died.call_args.args[1].endswith("; it rests for 60 s before it runs again")
+        callback.on_trial_error(0, [], tunes_trial(deaths=deaths, rest_seconds=seconds[-1]))
+        seconds.append(recorder.died.call_args.kwargs["rests"])
+    assert seconds[1:9] == [0.0, 0.0, 0.0, 0.0, 15.0, 30.0, 60.0, 60.0], "at first it goes on at once"
+    assert sum(seconds[:MAX_DEATHS]) > 200, "between the first and the tenth"
     callback.on_trial_start(0, [], tunes_trial())
     callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
-    rests.reset_mock()
-    callback.on_trial_error(0, [], tunes_trial(deaths=MAX_DEATHS - 1))
-    assert not rests.called, "it got on before it died"
+    callback.on_trial_error(0, [], tunes_trial(deaths=MAX_DEATHS - 1, rest_seconds=60.0))
+    assert recorder.died.call_args.kwargs["rests"] == 0.0, "it got on before it died"
 
 
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
     recorder, watchdog = MagicMock(), MagicMock()
     TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial())
-    assert recorder.died.call_args.kwargs == {"charged": True}
+    assert recorder.died.call_args.kwargs == {"charged": True, "rests": 0.0}
 
 
 def test_what_was_killed_on_purpose_did_not_die() -> None:

@@ -312,27 +312,6 @@ class TestTwice:
         table.feed.on_trial_complete("a", error=True)
         assert table.suggest("c") == 1
 
-    @pytest.mark.parametrize("settled_first", [False, True])
-    def test_one_that_rests_lets_others_begin_and_comes_again_later(self, settled_first: bool) -> None:
-        """Its machine ran short of memory; others may run elsewhere meanwhile. The pass waits for it."""
-        table = Table(2, slots=2)
-        assert table.suggest("a") == 1
-        table.feed.rests(1, 0.5)
-        began = time.monotonic()
-        for settles in (settled_first, not settled_first):
-            if settles:
-                table.feed.settled(1)
-            else:
-                table.feed.on_trial_complete("a", error=True)
-        assert table.suggest("b") == 2
-        table.end("b", 2)
-        assert table.suggest("c") is None
-        while (found := table.suggest("c")) is None:
-            assert time.monotonic() - began < 10
-        assert found == 1
-        assert time.monotonic() - began >= 0.5
-        assert table.over == 0
-
     def test_at_once_where_there_was_nothing_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An empty table is not asked all the time; what is settled is looked for at once."""
         monkeypatch.setattr("workers.driver.feed.LOOK_SECONDS", 60)

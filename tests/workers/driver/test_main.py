@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import update
 
+from service.database import Trial, now
 from service.experiments import actions
 from service.queue import leases
 from service.queue.trials import HeldExperiment
@@ -50,3 +53,46 @@ def test_what_ran_when_its_experiment_was_stopped_and_lost_its_worker_goes_on(
         time.sleep(0.2)
         handed_out.append(driver._feed.suggest("a"))
     assert [answer["job"]["trial_id"] for answer in handed_out if isinstance(answer, dict)][:1] == [first.id]
+
+
+class GivenBackError(Exception):
+    """In place of the process's end."""
+
+
+@pytest.mark.parametrize(
+    ("rests", "slots", "searches", "says"),
+    [
+        (0.0, 2, False, None),
+        (0.3, 2, False, None),
+        (60.0, 2, True, None),
+        (60.0, 2, False, "what is left of it rests, for 60 s at least"),
+        (0.0, 0, False, "no slot is left for it"),
+        (0.3, 0, False, "no slot is left for it"),
+    ],
+)
+def test_a_driver_waits_for_what_rests_where_that_is_short(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, rests: float, slots: int, searches: bool, says: str | None
+) -> None:
+    """Else others have its memory, and its place among those that may run at a time."""
+    monkeypatch.setattr("workers.driver.__main__.IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("workers.driver.__main__.LOOK_SECONDS", 0.05)
+    lab.post([0])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    until = now() + timedelta(seconds=rests)
+    lab.database.write(lambda session: session.execute(update(Trial).values(rests_until=until)))
+
+    def give_back(_driver: Driver, reason: str) -> None:
+        raise GivenBackError(reason)
+
+    monkeypatch.setattr(Driver, "_give_back", give_back)
+    driver, given = Driver.__new__(Driver), Slots()
+    given.set(slots)
+    driver._database, driver._lease = lab.database, lease
+    began = time.monotonic()
+    if says is None:
+        driver._await_turn(given, searches=searches)
+        assert time.monotonic() - began > (0 if searches else rests - 0.1)
+    else:
+        with pytest.raises(GivenBackError, match=says):
+            driver._await_turn(given, searches=searches)

@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import update
 
+from service.database import Trial
 from service.experiments import actions
 from service.specs.columns import value_of
 from workers.driver.callback import RESTLESS_DEATHS
@@ -154,6 +156,34 @@ def test_a_trial_whose_process_is_killed_again_and_again_rests_and_others_run(qu
     log = (quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log").read_text()
     begun = [int(number) for number in re.findall(r"trial (\d+) begins", log)]
     assert begun == [*[first] * (RESTLESS_DEATHS + 1), second, first]
+
+
+@pytest.mark.deep
+def test_while_all_of_an_experiment_rests_another_has_its_place(lab: Lab) -> None:
+    """Where that is for long, its driver goes as well; whoever claims it then knows how long to wait."""
+    experiment_id, other = lab.post([0], epochs=1, seconds=6), lab.post([1], epochs=1, seconds=6)
+    died = update(Trial).where(Trial.experiment_id == experiment_id)
+    lab.database.write(lambda s: s.execute(died.values(deaths=RESTLESS_DEATHS, rest_seconds=30)))
+    lab.start_worker()
+    (trial,) = lab.trials(experiment_id)
+    lab.wait_for(lambda: lab.pids(experiment_id).get(trial.id) is not None, 240)
+    assert lab.trials(other)[0].state == "queued"
+    os.kill(lab.pids(experiment_id)[trial.id], signal.SIGKILL)
+    lab.wait_for(lambda: lab.trials(experiment_id)[0].rests_until is not None, 60)
+    (trial,) = lab.trials(experiment_id)
+    assert trial.rest_seconds == 60
+    assert (trial.error or "").endswith("; it rests for 60 s before it runs again")
+    lab.wait_for(lambda: (lab.experiment(experiment_id).waiting or "").startswith("what is left of it rests until"), 30)
+    lab.wait_until_final(other)
+    lab.wait_until_final(experiment_id)
+    for number in (experiment_id, other):
+        lab.assert_whole(number)
+    again, second = lab.trials(experiment_id)[0].started_at, lab.trials(other)[0].started_at
+    assert trial.rests_until is not None
+    assert again is not None
+    assert second is not None
+    assert second < trial.rests_until <= again
+    assert lab.experiment(experiment_id).fence == 2
 
 
 @pytest.mark.deep

@@ -1,13 +1,14 @@
 """Whose trials go on where trials give way, and whose turn it is when a worker starts."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import update
 
 from service.access.security import ANYONE
-from service.database import Trial
+from service.database import Experiment, Trial, now
 from service.experiments import submission
 from service.experiments.submission import Draft
 from service.queue import leases
@@ -109,3 +110,28 @@ def test_who_used_more_before_the_worker_began_is_not_first_again(database: "Dat
     assert claimed() == [adas.experiment_id], "nobody used anything: the oldest"
     database.write(lambda session: session.execute(update(Trial).where(Trial.id == first).values(run_seconds=7200)))
     assert claimed() == [adas.experiment_id + 1]
+
+
+def test_what_rests_is_neither_claimed_nor_completed(database: "Database") -> None:
+    """Its place is for others meanwhile; people are told until when, and a worker that leaves when idle stays."""
+    spec = ExperimentSpec.model_validate({"name": "rests", "base": {"dataset": "digits", "model": "small-cnn"}})
+    plan = expand_grid(spec, max_trials=10)
+    number = database.write(lambda session: submission.submit(session, Draft(spec, plan), ANYONE).id)
+    until = datetime(2199, 1, 1, 12, 34, 56, tzinfo=UTC)
+    database.write(lambda session: session.execute(update(Trial).values(rests_until=until)))
+    claims = Claims()
+    scheduler = Scheduler(Settings(), database, cast("Any", claims), "worker", None, most=4)
+    node = Node("a", "a", "", 1, 0, 8)
+
+    def said() -> tuple[str, int, str | None]:
+        with database.read() as session:
+            found = session.get_one(Experiment, number)
+            return found.state, found.fence, found.waiting
+
+    for _ in range(2):
+        assert scheduler.share([node]), "there is something to do soon"
+        reason = "what is left of it rests until 12:34:56 UTC, as it lost its process before"
+        assert (list.__len__(claims), *said()) == (0, "queued", 0, reason)
+    database.write(lambda session: session.execute(update(Trial).values(rests_until=now())))
+    assert scheduler.share([node])
+    assert (list.__len__(claims), *said()) == (1, "running", 1, None)
