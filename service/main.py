@@ -39,10 +39,16 @@ from service.api.http.middleware import CollectionAfterAnswers, Compression, Hea
 from service.api.http.observability import Observatory, RequestObserver
 from service.database.engine import Database
 from service.experiments.subscriptions import Subscriptions
+from service.queue import leases
 from service.settings import Settings
 from service.upkeep import orphans
 
 logger = logging.getLogger(__name__)
+
+MISS_SECONDS = 15.0
+"""So often it is looked whether a worker is there."""
+LAST_LOOK_SECONDS = 2.0
+"""So long a look that is under way may still take when the API ends."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -61,9 +67,12 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        looking = asyncio.create_task(_remove_orphans(settings, database))
+        looks = _remove_orphans(settings, database), _miss_workers(database)
+        looking = [asyncio.create_task(look) for look in looks]
         yield
-        looking.cancel()
+        for task in looking:
+            task.cancel()
+        await asyncio.wait(looking, timeout=LAST_LOOK_SECONDS)
         await app.state.subscriptions.close()
         database.close()
 
@@ -101,6 +110,23 @@ async def _remove_orphans(settings: Settings, database: Database) -> None:
             await run_in_threadpool(orphans.remove_orphans, database, settings)
         except Exception:  # an outage, or a disk that cannot be read, must not end this for the API's life
             logger.exception("what has no row any more stays for now")
+
+
+async def _miss_workers(database: Database) -> None:
+    """Looks now and then whether a worker is there, as nobody else would say that none is."""
+    while True:
+        try:
+            await run_in_threadpool(_say_if_missed, database)
+        except Exception:  # an outage must not end this for the API's life
+            logger.debug("nobody knows whether a worker is there", exc_info=True)
+        await asyncio.sleep(MISS_SECONDS)
+
+
+def _say_if_missed(database: Database) -> None:
+    with database.look() as session:
+        missed = leases.are_workers_missed(session)
+    if missed:
+        database.write(leases.miss_workers)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import epoch_points, epoch_spectra, store
 from service.experiments.listing import list_trials
 from service.experiments.store import TrialDetail
-from service.queue import attempts
+from service.queue import attempts, rests
 from service.queue.attempts import AttemptDetail
 from service.schemas.answers import Selection, SelectionMetrics, SelectionPage
 from service.schemas.field_selection import Fields
@@ -161,7 +161,7 @@ def show(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_nam
         "layers": found.result.layers if found.result else None,
         "environment": found.result.environment if found.result else None,
         "artifacts": [ArtifactOut.of(artifact) for artifact in found.artifacts],
-        "rests_until": found.trial.rests_until,
+        "rests_until": rests.until(found.trial),
     }
     return answer(wanted.one(TrialDetailOut.model_construct(**values)))
 

@@ -118,6 +118,7 @@ def retry(
         "attempts": 0,
         "deaths": 0,
         "rest_seconds": 0.0,
+        "rests_until": None,
         "failure": None,
         "error": None,
         "finished_at": None,

@@ -41,11 +41,11 @@ from service.database import (
     TrialState,
     now,
 )
-from service.database.base import Timestamp
 from service.database.engine import is_among, is_postgres
 from service.experiments import transitions
 from service.experiments.events import EventKind
 from service.experiments.transitions import MOST_OF_A_PERSON
+from service.queue import rests
 from service.queue.shares import Amount, Demand, Spent, group_of
 from service.specs.spec import Resources
 
@@ -289,7 +289,7 @@ def _alone(session: Session, experiments: Collection[int]) -> Mapping[int, Count
     found: defaultdict[int, Counter[TrialState]] = defaultdict(Counter)
     if experiments:
         query = _counting_alone(postgres=is_postgres(session))
-        asked = {"experiments": list(experiments), "moment": now()}
+        asked = {"experiments": list(experiments), **rests.moments()}
         for number, state, count in session.connection().execute(query, asked):
             found[number][state] = count
     return found
@@ -302,7 +302,7 @@ def _counting_alone(*, postgres: bool) -> Select[*tuple[Any, ...]]:
         # They began before: of those that wait no others are looked at, however many there are.
         .where(is_among(Trial.experiment_id, "experiments", postgres=postgres))
         .where(Trial.state.in_(OPEN_TRIALS), Trial.turn < 0, Trial.failure == OUT_OF_MEMORY)
-        .where(or_(Trial.rests_until.is_(None), Trial.rests_until <= bindparam("moment", type_=Timestamp)))
+        .where(rests.READY)
         .group_by(Trial.experiment_id, Trial.state)
     )
 
@@ -310,14 +310,14 @@ def _counting_alone(*, postgres: bool) -> Select[*tuple[Any, ...]]:
 def _resting(session: Session) -> Mapping[int, tuple[int, datetime]]:
     """Experiment -> how many of its trials rest, and until when the first does."""
     found: defaultdict[int, list[datetime]] = defaultdict(list)
-    for number, until in session.connection().execute(_RESTING, {"moment": now()}):
+    for number, until in session.connection().execute(_RESTING, rests.moments()):
         found[number].append(until)
     return {number: (len(ends), min(ends)) for number, ends in found.items()}
 
 
 # Those of all experiments: for minutes at most, after deaths, they are few. Grouped, SQLite would walk through all.
 _RESTING: Select[int, Any] = select(Trial.experiment_id, Trial.rests_until).where(
-    Trial.rests_until > bindparam("moment", type_=Timestamp), Trial.state == TrialState.QUEUED
+    rests.RESTS, Trial.state == TrialState.QUEUED
 )
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
-from sqlalchemy import Select, bindparam, exists, func, or_, select
+from sqlalchemy import Select, bindparam, exists, func, select
 from sqlalchemy.orm import Session, load_only
 
 from service.database import Artifact, EpochPoint, Event, Experiment, Trial, TrialState, now
-from service.database.base import Timestamp
 from service.database.engine import is_among, is_postgres
 from service.experiments.events import EventKind
-from service.queue import leases
+from service.queue import leases, rests
 from service.queue.leases import Lease
 from ttsv.config.fields import FieldValues
 
@@ -28,7 +27,7 @@ _FOR_GOOD = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED
 
 _NEXT = (
     *(Trial.id, Trial.number, Trial.epoch, Trial.config, Trial.source_trial_id),
-    *(Trial.state, Trial.failure, Trial.deaths, Trial.rest_seconds),
+    *(Trial.state, Trial.failure),
 )
 """What its driver has to know of the trial that is to begin next."""
 
@@ -54,7 +53,7 @@ class Tried:
 
 def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
     """The trial that is to begin next, but for those that were `taken` already, or rest; raises `LeaseLostError`."""
-    asked = {**lease.parameters, "taken": list(taken), "moment": now()}
+    asked = {**lease.parameters, **rests.moments(), "taken": list(taken)}
     trial = session.scalar(_next(postgres=is_postgres(session)), asked)
     if trial is None and not leases.is_held(session, lease):
         raise leases.lost(lease)
@@ -68,7 +67,7 @@ def _next(*, postgres: bool) -> Select[Trial]:
         .where(exists().where(leases.HELD), Trial.experiment_id == bindparam("lease_experiment"))
         # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
         .where(Trial.state == TrialState.QUEUED, ~is_among(Trial.id, "taken", postgres=postgres))
-        .where(or_(Trial.rests_until.is_(None), Trial.rests_until <= bindparam("moment", type_=Timestamp)))
+        .where(rests.READY)
         .order_by(Trial.turn, Trial.number)
         .limit(1)
         .options(load_only(*_NEXT))

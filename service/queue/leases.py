@@ -28,6 +28,9 @@ HEARD_WITHIN = timedelta(minutes=1)
 """A worker that was heard of less long ago is there."""
 NOBODY = "no worker is there"
 """Why an experiment waits that nobody could run."""
+_MISSES: ColumnElement[bool] = Experiment.state.in_(
+    (ExperimentState.QUEUED, ExperimentState.RUNNING)
+) & Experiment.waiting.is_distinct_from(NOBODY)
 
 # Made once, as are all statements that are executed for every trial: making one takes as long as executing it.
 HELD: ColumnElement[bool] = (
@@ -88,9 +91,22 @@ def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | 
 def part(session: Session, worker: str) -> None:
     """Takes a worker off the list. What waits waits for a worker where it was the last, and for no larger node."""
     session.execute(delete(Worker).where(Worker.name == worker))
-    if not _is_anybody_there(session):
-        queued = Experiment.state == ExperimentState.QUEUED
-        session.execute(update(Experiment).where(queued).values(waiting=NOBODY, unfit_since=None))
+    miss_workers(session)
+
+
+def miss_workers(session: Session) -> None:
+    """Says of all experiments that are open that they wait for a worker, if none is there: also of what one left.
+
+    To be asked now and then by whoever lives on: who was killed says nothing, and what is posted then meets nobody.
+    """
+    if are_workers_missed(session):
+        session.execute(update(Experiment).where(_MISSES).values(waiting=NOBODY, unfit_since=None))
+
+
+def are_workers_missed(session: Session) -> bool:
+    """Whether `miss_workers` would change anything."""
+    unsaid = session.scalar(select(Experiment.id).where(_MISSES).limit(1)) is not None
+    return unsaid and not _is_anybody_there(session)
 
 
 def _is_anybody_there(session: Session) -> bool:

@@ -7,7 +7,7 @@ writes, and at its end the scores of the cells that they touched are made anew. 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import Any, TypedDict
 
@@ -35,7 +35,7 @@ from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
 from service.experiments.submission import next_number, trial_columns
 from service.leaderboards import cell_scores, field_index
-from service.queue import attempts, leases
+from service.queue import attempts, leases, rests
 from service.queue.leases import Lease
 from service.specs.planner import PlannedTrial
 from ttsv.config.fields import FieldValues
@@ -271,10 +271,10 @@ class HeldExperiment:
         error: str,
         *,
         charged: bool = True,
-        rests: float = 0.0,
+        longest_rest: float = 0.0,
         began: datetime | None = None,
     ) -> None:
-        """The trial's process died: it is queued again, and rests for so many seconds before.
+        """The trial's process died: it is queued again, and may have to rest, for so many seconds at most.
 
         `charged`: alone, on a node that lives; the trial fails when it died so `MAX_DEATHS` times without getting on.
         `began`: the attempt that this is about, if it is known; said again once the next one runs it changes nothing.
@@ -287,10 +287,8 @@ class HeldExperiment:
         trial.deaths += charged
         if trial.deaths < MAX_DEATHS:
             transitions.requeue_trial(trial, charged=charged)
-            trial.error = error
-            if rests:
-                trial.rests_until, trial.rest_seconds = now() + timedelta(seconds=rests), rests
-                trial.error += f"; it rests for {rests:.0f} s before it runs again"
+            seconds = rests.put_to_rest(trial, charged=charged, longest=longest_rest)
+            trial.error = f"{error}; after that it rests for {seconds:.0f} s" if seconds else error
         else:
             self._end(trial, TrialState.FAILED)
             trial.failure = "crashed"

@@ -95,11 +95,18 @@ class Settings(BaseSettings):
         "info", description="Least severe level that is logged; the API logs every request at info."
     )
 
-    poll_seconds: float = Field(0.5, gt=0, description="Pause between two looks of a worker into the queue.")
-    beat_seconds: float = Field(
-        10, gt=0, description="Time between two heartbeats of a lease; unless set, at most a sixth of the lease."
+    poll_seconds: float = Field(
+        0.5, gt=0, allow_inf_nan=False, description="Pause between two looks of a worker into the queue."
     )
-    lease_seconds: float = Field(60, gt=0, description="A heartbeat standing still this long loses the lease.")
+    beat_seconds: float = Field(
+        10,
+        gt=0,
+        allow_inf_nan=False,
+        description="Time between two heartbeats of a lease; unless set, at most a sixth of the lease.",
+    )
+    lease_seconds: float = Field(
+        60, gt=0, allow_inf_nan=False, description="A heartbeat standing still this long loses the lease."
+    )
     max_experiments: int | None = Field(
         None,
         ge=1,

@@ -24,6 +24,7 @@ from service.settings import Settings
 from service.upkeep import rows
 from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, WritingError, writing
 from service.upkeep.files import DataFolder
+from service.upkeep.migrate import refuse_newer
 from service.upkeep.places import SECRET
 
 _ROWS_AT_ONCE = 1000
@@ -119,7 +120,7 @@ class _Files:
 def back_up(settings: Settings, database: Database, file: Path, say: Say = lambda _progress: None) -> Manifest:
     """Writes a backup of database and data folder; what is in it.
 
-    Raises `UserError` where the database was never migrated, or the file cannot be written.
+    Raises `UserError` where the database was never migrated, or is of a newer version, or the file cannot be written.
     """
     folder = DataFolder.of(settings)
     scratch = file.with_name(f"{file.name}.db{PARTIAL}")
@@ -161,6 +162,7 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
     revision = rows.revision_of(connection)
     if revision is None:
         raise UserError("the database was never migrated: there is nothing to back up")
+    refuse_newer(revision)  # of its tables and columns some would be left out unseen
     at = now()
     tables, counters = _copy_tables(connection, writer, say)
     columns = {table.name: table.columns for table in tables}

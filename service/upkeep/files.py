@@ -125,7 +125,7 @@ class DataFolder:
 
     def _used(self, name: str) -> list[str]:
         """The files that a data set had at its first use; none where that is not known."""
-        from ttsv.data.content import ContentRecord  # which brings NumPy: others read no data sets
+        from ttsv.data.record import ContentRecord
 
         try:
             record = ContentRecord.find(name, self.path / DATASETS)

@@ -64,7 +64,11 @@ def changing_schema(database: Database) -> Iterator[Connection]:
 
 
 def bring_up(connection: Connection) -> None:
-    """Runs the missing migrations in the caller's transaction; counts and missing scores are made anew."""
+    """Runs the missing migrations in the caller's transaction; counts and missing scores are made anew.
+
+    Raises `UserError` for a database that newer code has migrated.
+    """
+    refuse_newer(MigrationContext.configure(connection).get_current_revision())
     tallies.uninstall(connection)
     command.upgrade(alembic_config(connection), "head")
     _add_metrics(connection, lacking_metrics(connection))
@@ -87,7 +91,7 @@ def make_schema(connection: Connection, revision: str, results: Collection[str])
 def refuse_newer(revision: str | None) -> None:
     """Raises `UserError` for a revision that this code does not know."""
     if revision is not None and revision not in _revisions():
-        raise UserError(f"it is at revision {revision}, of a newer version than this code: install that version first")
+        raise UserError(f"the database is at revision {revision}, {_NEWER}: install that version first")
 
 
 def refuse_absent(url: URL) -> None:
@@ -116,19 +120,21 @@ _NEWER = "of a newer version than this code"
 
 
 def fault_of(database: Database) -> str | None:
-    """What `schema_fault` finds in a database, or that newer code has migrated it.
+    """What `schema_fault` finds in a database.
 
     Raises `DBAPIError` for one that does not answer.
     """
     with database.engine.connect() as connection:
-        head = MigrationContext.configure(connection).get_current_revision()
-        if head is not None and head not in _revisions():
-            return f"at {head}, {_NEWER}: run `pip install --upgrade .`"
-        return schema_fault(connection, head)
+        return schema_fault(connection, MigrationContext.configure(connection).get_current_revision())
 
 
 def schema_fault(connection: Connection, head: str | None) -> str | None:
-    """What a database at that revision lacks that this code needs, and the command that mends it; None: nothing."""
+    """What a database at that revision lacks that this code needs, and the command that mends it; None: nothing.
+
+    Or that newer code has migrated it.
+    """
+    if head is not None and head not in _revisions():
+        return f"at {head}, {_NEWER}: run `pip install --upgrade .`"
     if head != newest():
         return f"at {head}, this code needs {newest()}: run `ttsv migrate`"
     lacking = lacking_metrics(connection)

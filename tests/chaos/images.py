@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ttsv.data import shared
-from ttsv.data.content import write_json
+from ttsv.data.record import write_json
 from ttsv.errors import DataError
 
 if TYPE_CHECKING:

@@ -37,12 +37,22 @@ class _Without:
         return getattr(self._finder, name)
 
 
+def _write_archive(path: Path, side: int) -> None:
+    """20 images of one channel, of two classes."""
+    images, labels = bytes(20 * side * side), bytes([0, 1] * 10)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, shape, content in (("x", f"(20, 1, {side}, {side})", images), ("y", "(20,)", labels)):
+            header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+            archive.writestr(f"{name}_train.npy", b"\x93NUMPY\1\0" + bytes([len(header), 0]) + header + content)
+
+
 def main() -> None:
     sys.meta_path[:] = [_Without(finder, set(sys.argv[1:])) for finder in sys.meta_path]
     from starlette.testclient import TestClient
 
     from service.main import create_app
     from service.settings import Settings
+    from service.storage import open_storage
     from workers.cli.__main__ import main as ttsv
 
     sys.argv = ["ttsv", "migrate"]
@@ -65,19 +75,30 @@ def main() -> None:
         (warning,) = client.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"]
         assert warning.startswith("model: 1 network of torchvision could not be tried here: "), warning
         spec["base"] |= {"model": "wrn10-1", "dataset": "npz:mine"}
-        # An archive of 20 images of 1x6x6, of two classes.
         place = Settings().data_dir / "datasets"
         place.mkdir()
-        with zipfile.ZipFile(place / "mine.npz", "w") as archive:
-            for name, shape, content in (("x", "(20, 1, 6, 6)", bytes(720)), ("y", "(20,)", bytes([0, 1] * 10))):
-                header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-                archive.writestr(f"{name}_train.npy", b"\x93NUMPY\1\0" + bytes([len(header), 0]) + header + content)
+        _write_archive(place / "mine.npz", 6)
+        _write_archive(place / "other.npz", 8)
         (problem,) = client.post("/v1/experiments?dry_run=true", json=spec).json()["errors"]
         assert problem["field"] == "model"
         assert "cannot take the images of npz:mine" in problem["message"], problem
+        own = {"name": "own", "base": {"dataset": "npz:other", "model": "small-cnn"}}
+        posted = client.post("/v1/experiments", json=own)
+        assert posted.status_code == 201, posted.text
         spec["base"]["layer"] = "bcop"
         spec["base"]["model"] = "wrn-16-10"
         assert client.post("/v1/experiments?dry_run=true", json=spec).status_code == 422
+    # As at its first use.
+    record = {"dataset": "npz:other", "sha256": "0" * 64, "files": {"other.npz": "0" * 64}}
+    (place / "npz-other.sha256.json").write_text(json.dumps(record))
+    backup = Settings().data_dir.parent / "without.backup"
+    sys.argv = ["ttsv", "backup", str(backup), "--json"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        ttsv()
+    files = {one["path"] for one in json.loads(said.getvalue())["files"]}
+    assert {"datasets/other.npz", "datasets/npz-other.sha256.json"} <= files, files
+    backup.unlink()
+    assert open_storage("s3://results/ttsv?endpoint_override=127.0.0.1:9&scheme=http")  # as TTSV_STORAGE may name one
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from service.errors import UserError
 from service.main import create_app
 from service.queue import leases
 from service.settings import Settings
-from service.upkeep.migrate import refuse_unmigrated
+from service.upkeep.migrate import migrate, refuse_unmigrated, schema_fault
 from workers.cli.__main__ import app
 
 SPEC = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}}
@@ -91,6 +91,11 @@ class TestUnmigrated:
         refuse_unmigrated(database, newer=False)
         with pytest.raises(UserError, match="at next, of a newer version than this code"):
             refuse_unmigrated(database)
+        with pytest.raises(UserError, match="revision next, of a newer version than this code"):
+            migrate(database)
+        with database.read() as session:
+            fault = schema_fault(session.connection(), "next")
+        assert fault == "at next, of a newer version than this code: run `pip install --upgrade .`"
 
     def test_one_that_is_away_may_come_back(self, tmp_path: Path) -> None:
         away = Database(f"postgresql+psycopg://nobody@/nothing?host={tmp_path}")

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ttsv.data.content import ContentRecord, file_hashes
 from ttsv.data.download import md5_is
+from ttsv.data.record import ContentRecord, file_hashes
 from ttsv.errors import ConfigError, DataError
 
 SEVERITIES = (1, 2, 3, 4, 5)

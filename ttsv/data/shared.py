@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from ttsv.data.archive import BROKEN
 from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info
-from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, new_array, write_json
+from ttsv.data.content import content_sha256, new_array
 from ttsv.data.counted import OWN, check_parts, class_count
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
+from ttsv.data.record import ContentRecord, file_hashes, file_name, write_json
 from ttsv.data.source import Arrays, Progress
 from ttsv.data.sources import source_of
 from ttsv.data.split import SplitRecord, split_order

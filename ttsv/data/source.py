@@ -1,12 +1,15 @@
 """What a source of a data set is, and what it gives."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Progress = Callable[[str, int, int | None], None]
 """Called while a file is downloaded: its name, the bytes that are here, and all bytes where the server says so."""

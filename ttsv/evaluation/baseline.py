@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ttsv.data.content import file_name, write_json
+from ttsv.data.record import file_name, write_json
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.corruption import CorruptionRecord, mce
 

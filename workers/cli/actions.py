@@ -62,7 +62,9 @@ def extend(
     as_json: Json = False,
 ) -> None:
     """Add values to the axes of a grid (`ttsv extend 7 seed=3,4 rank=16`); what is there is not run again."""
-    grid = {path: _list(path, text) for path, text in map(_split, values)}
+    grid: dict[str, list[Any]] = {}
+    for path, text in map(_split, values):
+        grid.setdefault(path, []).extend(_list(path, text))
     _say_drafted(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
 
 
@@ -86,7 +88,13 @@ def reevaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate an experiment's networks anew (`ttsv reevaluate 7 attack=autoattack`), training nothing."""
-    evaluation = {path: _value(path, text) for path, text in map(_split, values)}
+    from service.errors import UserError
+
+    evaluation = dict[str, Any]()
+    for path, text in map(_split, values):
+        if path in evaluation:
+            raise UserError(f"{path} is given twice: an evaluation has one value of it")
+        evaluation[path] = _value(path, text)
     _say_drafted(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 

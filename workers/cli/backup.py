@@ -33,9 +33,11 @@ def backup(
     from service.database.engine import Database
     from service.settings import Settings
     from service.upkeep.backup import back_up
+    from service.upkeep.migrate import refuse_absent
     from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()
+    refuse_absent(settings.url)
     refuse_half_restored(settings)
     with closing(Database(settings.url)) as database, _shown(as_json) as say:
         manifest = back_up(settings, database, file.absolute(), say)

@@ -11,7 +11,7 @@ from workers.cli.findings import BACKUP, RESTORE, Check, Finding, size
 
 if TYPE_CHECKING:
     from service.settings import Settings
-    from ttsv.data.content import ContentRecord
+    from ttsv.data.record import ContentRecord
 
 _LITTLE_BYTES = 5 * 2**30
 _NETWORK = (
@@ -139,7 +139,7 @@ def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:
 def _data_set(name: str, folder: Path, *, deep: bool) -> Finding | None:
     """What is to be said of a data set; None where nobody used it yet."""
     from ttsv.data import verify_dataset
-    from ttsv.data.content import ContentRecord, file_name
+    from ttsv.data.record import ContentRecord, file_name
     from ttsv.data.shared import find_shared
     from ttsv.errors import DataError
 
@@ -169,7 +169,7 @@ def _data_set(name: str, folder: Path, *, deep: bool) -> Finding | None:
 def _refused(name: str, folder: Path, record: "ContentRecord") -> Finding | None:
     """Why trials are refused a set whose files are not those of its first use; None where they are: all are read."""
     from ttsv.data.catalog import dataset_info
-    from ttsv.data.content import file_hashes
+    from ttsv.data.record import file_hashes
     from ttsv.data.source import fetch_command
     from ttsv.data.sources import source_of
     from ttsv.errors import DataError

@@ -81,7 +81,7 @@ def api(
     settings.refuse_open_network()
     refuse_half_restored(settings)
     with closing(Database(settings.url)) as database:
-        refuse_unmigrated(database)
+        refuse_unmigrated(database, newer=False)
         refuse_without_keys(database, settings)
         settle(database, settings)
     uvicorn.run(

@@ -125,7 +125,7 @@ class Driver:
                 raise RuntimeError("Tune returns again and again without having started a trial")
 
     def _await_turn(self, slots: "Slots", *, searches: bool) -> None:
-        """Waits until a trial may begin; gives the experiment back where none may for long."""
+        """Waits until a trial may begin; the experiment goes back to a worker that counts where none may for long."""
         deadline = time.monotonic() + IDLE_SECONDS
         while True:
             if not slots.wait(max(0.0, deadline - time.monotonic())):
@@ -133,7 +133,7 @@ class Driver:
             rest = 0.0 if searches else patiently(self._rest_seconds)
             if rest == 0:
                 return
-            if time.monotonic() + rest > deadline:
+            if slots.limited and time.monotonic() + rest > deadline:
                 self._give_back(f"what is left of it rests, for {rest:.0f} s at least")
             time.sleep(min(rest, LOOK_SECONDS))
 
@@ -236,8 +236,6 @@ class Driver:
                     source=path,
                     attempt=attempt,
                     alone=trial.alone,
-                    deaths=trial.deaths,
-                    rest_seconds=trial.rest_seconds,
                 )
             self._database.write(partial(self._fail_orphan, trial_id=trial.id, source=source))
 

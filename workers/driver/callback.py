@@ -9,6 +9,7 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial
 
+from service.queue import rests
 from service.storage.store import TROUBLE
 from ttsv.errors import LostDeviceError
 from ttsv.runtime.faults import fault
@@ -27,7 +28,6 @@ from workers.trial_process.messages import (
     Report,
     ResourceReport,
     ResultReport,
-    StageReport,
     StartedReport,
 )
 
@@ -61,12 +61,6 @@ _SHORT_OF_MEMORY = (
 )
 _OF_OTHERS = "Top 10 memory users"
 """Behind it Ray lists command lines, those of other people too."""
-FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 15.0, 300.0
-"""So long a trial rests whose machine ran short of memory: each time twice as long, until it gets on."""
-RESTLESS_DEATHS = 4
-"""So often in a row a trial's process may die before it rests as well."""
-LONGEST_REST_OF_DEATHS = 60.0
-"""Where somebody else's doing killed it, this is over in a moment."""
 
 
 class TuneCallback(tune.Callback):
@@ -83,7 +77,6 @@ class TuneCallback(tune.Callback):
         """`began` is told of each trial that does; `memory_gib` is reserved for each."""
         self._recorder, self._watchdog, self._verification = recorder, watchdog, verification
         self._began, self._memory_gib = began, memory_gib
-        self._got_on: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -97,7 +90,6 @@ class TuneCallback(tune.Callback):
         job = job_of(trial)
         trial_id = job.trial_id
         logger.info("trial %d begins", trial_id)
-        self._got_on.discard(trial_id)
         self._began(trial_id)
         self._watchdog.began(trial_id, trial.temporary_state.ray_actor, job)
         self._recorder.started(trial_id)
@@ -108,8 +100,6 @@ class TuneCallback(tune.Callback):
     ) -> None:
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
-        if isinstance(report, EpochReport) or (isinstance(report, StageReport) and report.further):
-            self._got_on.add(trial_id)
         if result["done"] and not self._watchdog.ended(trial_id):
             # What it was killed for is recorded: a trial that waits again keeps its checkpoints.
             logger.warning("trial %d was killed just before it %s", trial_id, _end(report))
@@ -129,23 +119,19 @@ class TuneCallback(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""
-        job = job_of(trial)
-        if self._watchdog.ended(job.trial_id):
+        trial_id = job_of(trial).trial_id
+        if self._watchdog.ended(trial_id):
             said = reason_of(trial)
             reason, longest_rest = said[-_REASON_CHARACTERS:], 0.0
             unheld = any(words in said for words in (NOT_TAKEN, UNABLE, _KILLED, _GPU_LOST)) or _NODE_DIED.search(said)
             charged = not unheld
             if _MEMORY.search(said):
-                charged, reason, longest_rest = self._needs_too_much(said), _short_of_memory(said), LONGEST_REST_SECONDS
-            elif _DISK.search(said):
-                charged, longest_rest = False, FIRST_REST_SECONDS
-            elif charged and job.trial_id not in self._got_on and job.deaths >= RESTLESS_DEATHS:
-                # Nobody can tell whether that was its own doing: where somebody kills processes, as the kernel for
-                # another's memory, it would soon have died as often as one may.
-                longest_rest = LONGEST_REST_OF_DEATHS
-            rest = min(self._next_rest(job), longest_rest)
-            logger.warning("trial %d lost its process, and rests for %.0f s: %s", job.trial_id, rest, reason)
-            self._recorder.died(job.trial_id, reason, charged=charged, rests=rest)
+                charged, reason = self._needs_too_much(said), _short_of_memory(said)
+                longest_rest = rests.LONGEST_SECONDS
+            elif _GPU_LOST in said or _DISK.search(said):
+                charged, longest_rest = False, rests.FIRST_SECONDS
+            logger.warning("trial %d lost its process: %s", trial_id, reason)
+            self._recorder.died(trial_id, reason, charged=charged, longest_rest=longest_rest)
 
     def _needs_too_much(self, said: str) -> bool:
         """Whether a trial whose machine ran short of memory may be the one that needs too much.
@@ -156,11 +142,6 @@ class TuneCallback(tune.Callback):
         """
         had = [float(found) for found in _MEMORY_OF_WORKER.findall(said)]
         return not had or max(had) > self._memory_gib
-
-    def _next_rest(self, job: Job) -> float:
-        """For how many seconds a trial would rest: twice as long as before, if it has not got on since."""
-        before = 0.0 if job.trial_id in self._got_on else job.rest_seconds
-        return max(FIRST_REST_SECONDS, 2 * before)
 
 
 def job_of(trial: Trial) -> Job:

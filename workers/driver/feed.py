@@ -46,6 +46,11 @@ class Slots:
         """So many."""
         return self._count
 
+    @property
+    def limited(self) -> bool:
+        """Whether a worker says how many."""
+        return self._count != sys.maxsize
+
     def set(self, count: int, shunned: Iterable[str] = ()) -> None:
         """The worker decided anew."""
         with self._changed:

@@ -15,6 +15,7 @@ from service.database.engine import Database
 from service.database.outages import MOST_FAILURES, Backoff, broken_connection, is_away, is_in_trouble
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
+from service.queue.rests import FIRST_SECONDS
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.results import deciding, protocol_fingerprint
 from ttsv.runtime.faults import fault
@@ -107,7 +108,11 @@ class Recorder:
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)
             case HinderedReport(message):
                 self._put(
-                    trial_id, lambda held: held.lose_trial(trial_id, message, charged=False, began=began), settles=True
+                    trial_id,
+                    lambda held: held.lose_trial(
+                        trial_id, message, charged=False, longest_rest=FIRST_SECONDS, began=began
+                    ),
+                    settles=True,
                 )
             case StartedReport():
                 place, environment = report.place, report.environment
@@ -123,16 +128,16 @@ class Recorder:
         """The trial's scheduler stopped it."""
         self._put(trial_id, lambda held: held.early_stop_trial(trial_id), final=True)
 
-    def died(self, trial_id: int, reason: str, *, charged: bool = True, rests: float = 0.0) -> None:
+    def died(self, trial_id: int, reason: str, *, charged: bool = True, longest_rest: float = 0.0) -> None:
         """The trial's process died, perhaps before it could begin; `charged`: on a node that lives.
 
-        `rests`: for so many seconds, once that is stored, it does not begin again.
+        `longest_rest`: so long at most it may have to rest for that.
         """
         self.started(trial_id)
         began = self._began(trial_id)
         self._put(
             trial_id,
-            lambda held: held.lose_trial(trial_id, reason, charged=charged, rests=rests, began=began),
+            lambda held: held.lose_trial(trial_id, reason, charged=charged, longest_rest=longest_rest, began=began),
             settles=True,
         )
 

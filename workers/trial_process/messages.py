@@ -22,7 +22,6 @@ class Job:
 
     With `source`, a saved network's path in the data folder, nothing is trained: that network is evaluated. `attempt`
     numbers the driver's attempts at the trial, from 0. `alone`: with a whole card, where the pass reserves a fraction.
-    `deaths`: so often in a row its process has died since it last got on; `rest_seconds`: so long it rested for that.
     """
 
     trial_id: int
@@ -32,8 +31,6 @@ class Job:
     source: str | None = None
     attempt: int = 0
     alone: bool = False
-    deaths: int = 0
-    rest_seconds: float = 0.0
 
 
 class JobFields(TypedDict):
@@ -46,8 +43,6 @@ class JobFields(TypedDict):
     source: str | None
     attempt: int
     alone: bool
-    deaths: int
-    rest_seconds: float
 
 
 class TuneConfig(TypedDict):

@@ -118,7 +118,7 @@ class TestAlone:
         (query,) = [text for text in sent if "turn <" in text]
         with database.read() as session:
             plan = session.connection().exec_driver_sql(
-                f"EXPLAIN QUERY PLAN {query}", (1, "queued", "running", 0, "oom", "2026-11-28 12:00:00.000000")
+                f"EXPLAIN QUERY PLAN {query}", (1, "queued", "running", 0, "oom", *["2026-11-28 12:00:00.000000"] * 2)
             )
             assert "ix_trials_queue (experiment_id=? AND state=? AND turn<?)" in str(plan.all())
 
@@ -128,21 +128,21 @@ class TestResting:
 
     HALF: ClassVar[dict[str, Any]] = {"resources": {"cpus": 1, "gpus": 0.5}}
 
-    def lose(self, database: Database, lease: Lease, number: int, rests: float) -> int:
+    def lose(self, database: Database, lease: Lease, number: int, *, times: int = 1) -> None:
         """Has the trial of that number lose its process, and rest."""
         with database.read() as session:
             trial_id = next(trial.id for trial in unfinished_trials(session, lease) if trial.number == number)
-        database.write(under(lease, HeldExperiment.start_trial, trial_id))
-        database.write(under(lease, HeldExperiment.lose_trial, trial_id, "gone", rests=rests))
-        return trial_id
+        for _ in range(times):
+            database.write(under(lease, HeldExperiment.start_trial, trial_id))
+            database.write(under(lease, HeldExperiment.lose_trial, trial_id, "gone", longest_rest=300.0))
 
     def test_they_are_not_asked_for_until_they_may_begin(
         self, post: Post, claim: Claim, database: Database, table: Table
     ) -> None:
         number, other = post(3), post(2)
         lease = claim()
-        self.lose(database, lease, 0, 60)
-        self.lose(database, lease, 1, 300)
+        self.lose(database, lease, 0)
+        self.lose(database, lease, 1, times=3)
         one = found(database, number)[number]
         assert (one.demand.trials, one.demand.running) == (1, 0)
         assert one.rests_until == table(Trial)[0].rests_until, "the first of them"
@@ -163,7 +163,7 @@ class TestResting:
         database.write(under(lease, HeldExperiment.start_trial, trial_id))
         database.write(under(lease, HeldExperiment.crowd_trial, trial_id, "no room"))
         assert found(database, number)[number].demand.alone == 1
-        self.lose(database, lease, 0, 60)
+        self.lose(database, lease, 0)
         demand = found(database, number)[number].demand
         assert (demand.trials, demand.alone) == (2, 0)
 
@@ -175,9 +175,9 @@ class TestResting:
             found(database)
         (query,) = [text for text in sent if "trials.experiment_id, trials.rests_until" in text]
         with database.read() as session:
-            asked = "2026-11-28 12:00:00.000000", "queued"
+            asked = "2026-11-28 12:00:00.000000", "2026-11-28 12:05:00.000000", "queued"
             plan = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", asked)
-            assert "ix_trials_rests_until (rests_until>?)" in str(plan.all())
+            assert "ix_trials_rests_until (rests_until>? AND rests_until<?)" in str(plan.all())
 
 
 class TestDemands:
@@ -708,7 +708,8 @@ class TestCost:
         literal = (
             "SELECT * FROM trials WHERE EXISTS (SELECT * FROM experiments WHERE id = 1 AND fence = 1 AND state ="
             " 'running') AND experiment_id = 1 AND state = 'queued' AND id NOT IN (1, 2)"
-            " AND (rests_until IS NULL OR rests_until <= '2026-11-28') ORDER BY turn, number LIMIT 1"
+            " AND (rests_until IS NULL OR rests_until <= '2026-11-28' OR rests_until > '2026-11-29')"
+            " ORDER BY turn, number LIMIT 1"
         )
         with database.read() as session:
             plan = "\n".join(str(tuple(row)) for row in session.execute(text(explain + literal)))

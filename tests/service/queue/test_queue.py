@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import Update, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -30,8 +31,10 @@ from service.experiments.submission import Draft, trial_columns
 from service.leaderboards import field_index
 from service.queue import driver_reads, leases
 from service.queue.census import take_census
-from service.queue.contenders import say_why
+from service.queue.contenders import Specs, contenders, say_why
 from service.queue.leases import Lease, Watched
+from service.queue.rests import FIRST_SECONDS, LONGEST_SECONDS
+from service.queue.rests import until as until_then
 from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import PlannedTrial, expand_grid
 from service.specs.spec import ExperimentSpec
@@ -176,6 +179,36 @@ class TestClaim:
             waiting = take_census(session).waiting
         assert {name: count for name, count in waiting.items() if count} == {"worker": 1}
 
+    def test_where_no_worker_is_all_that_is_open_waits_for_one(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        """Whoever was killed says nothing, and what is posted or taken up again later meets nobody."""
+        running, paused, over, posted = submit(), submit(), submit(), submit()
+        claim()
+        for number, verb in ((paused, actions.pause), (over, actions.cancel)):
+            write(database, verb, number)
+
+        def waiting() -> dict[int, str | None]:
+            write(database, leases.miss_workers)
+            return {one.id: one.waiting for one in table(Experiment)}
+
+        def missed() -> bool:
+            with database.read() as session:
+                return leases.are_workers_missed(session)
+
+        assert missed()
+        assert waiting() == {running: leases.NOBODY, paused: None, over: None, posted: leases.NOBODY}
+        assert not missed(), "it is said"
+        write(database, actions.resume, paused)
+        assert missed()
+        assert waiting()[paused] == leases.NOBODY
+        write(database, leases.greet, "worker", 4, 0)
+        assert not missed()
+        assert set(waiting().values()) == {None}
+        silent = update(Worker).values(seen_at=now() - 2 * leases.HEARD_WITHIN)
+        database.write(partial(_execute, statement=silent))
+        assert waiting()[running] == leases.NOBODY
+
     @pytest.mark.parametrize("claimed", [False, True])
     @pytest.mark.parametrize(("silent", "counts"), [(timedelta(minutes=2), False), (timedelta(seconds=20), True)])
     def test_nor_is_the_time_after_the_last_worker_was_killed(
@@ -201,6 +234,10 @@ class TestClaim:
         (experiment,) = table(Experiment)
         assert experiment.unfit_since == (before.unfit_since if counts else None)
         assert before.unfit_since is not None
+
+
+def _execute(session: Session, statement: Update) -> None:
+    session.execute(statement)
 
 
 class TestBlame:
@@ -260,6 +297,76 @@ class TestBlame:
         assert table(Trial)[0].state == TrialState.QUEUED
         die(1)
         assert (table(Trial)[0].state, table(Trial)[0].failure) == (TrialState.FAILED, "crashed")
+
+    @pytest.mark.parametrize(
+        ("charged", "longest", "expected"),
+        [
+            (True, 0.0, [0, 0, 0, 0, 15, 30, 60, 60, 60]),
+            (True, LONGEST_SECONDS, [15, 30, 60, 120, 240, 300, 300, 300, 300]),
+            (False, LONGEST_SECONDS, [15, 30, 60, 120, 240, 300, 300, 300, 300]),
+            (False, FIRST_SECONDS, [15] * 9),
+            (False, 0.0, [0] * 9),
+        ],
+    )
+    def test_what_keeps_dying_rests_longer_and_longer_until_it_gets_on(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
+        charged: bool,
+        longest: float,
+        expected: list[float],
+    ) -> None:
+        """Some minutes of killing fail no trial; what may need too much memory fails within half an hour."""
+        submit(seeds=1)
+        trial, seconds = table(Trial)[0], list[float]()
+
+        def die() -> float:
+            lease = claim()  # whatever driver it has
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            died = under(lease, HeldExperiment.lose_trial, trial.id, "gone", charged=charged, longest_rest=longest)
+            database.write(died)
+            write(database, leases.release, lease, drained=False)
+            until = table(Trial)[0].rests_until
+            return 0.0 if until is None else (until - now()).total_seconds()
+
+        for _ in expected:
+            seconds.append(die())
+        assert seconds == [pytest.approx(rest, abs=10) for rest in expected]
+        assert sum(seconds) > 1_500 or longest < LONGEST_SECONDS
+        lease = claim()
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
+        write(database, leases.release, lease, drained=False)
+        assert die() == pytest.approx(expected[0], abs=10), "it got on"
+
+    def test_a_short_rest_for_another_reason_makes_none_shorter(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        for longest in (*[LONGEST_SECONDS] * 3, FIRST_SECONDS, LONGEST_SECONDS):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            lost = under(lease, HeldExperiment.lose_trial, trial.id, "gone", charged=False, longest_rest=longest)
+            database.write(lost)
+        assert table(Trial)[0].rest_seconds == 120.0
+
+    def test_a_clock_that_was_ahead_makes_no_trial_rest_for_ever(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        for ahead, rests in ((LONGEST_SECONDS - 5, True), (LONGEST_SECONDS + 60, False), (1e9, False)):
+            until = update(Trial).values(rests_until=now() + timedelta(seconds=ahead))
+            database.write(partial(_execute, statement=until))
+            with database.read() as session:
+                assert (driver_reads.next_trial(session, lease, ()) is None) == rests
+                assert (driver_reads.rest_seconds(session, lease) > 0) == rests
+                (one,) = contenders(session, [lease.experiment_id], Specs())
+                assert (one.demand.trials, one.rests_until is not None) == ((0, True) if rests else (1, False))
+                assert (until_then(session.get_one(Trial, trial.id)) is not None) == rests
 
     def test_an_epoch_that_was_there_before_is_no_progress(
         self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
@@ -684,16 +791,16 @@ class TestTrials:
                 return None if trial is None else trial.id, driver_reads.rest_seconds(session, lease)
 
         database.write(under(lease, HeldExperiment.start_trial, first))
-        database.write(under(lease, HeldExperiment.lose_trial, first, "signal 9", rests=30))
+        database.write(under(lease, HeldExperiment.lose_trial, first, "signal 9", longest_rest=300))
         lost = table(Trial)[0]
-        assert lost.error == "signal 9; it rests for 30 s before it runs again"
+        assert lost.error == "signal 9; after that it rests for 15 s"
         assert lost.rests_until is not None
-        assert 20 < (lost.rests_until - now()).total_seconds() <= 30
+        assert 5 < (lost.rests_until - now()).total_seconds() <= 15
         assert waits() == (second, 0.0)
         database.write(under(lease, HeldExperiment.start_trial, second))
         found, seconds = waits()
         assert found is None
-        assert 20 < seconds <= 30, "all that waits rests"
+        assert 0 < seconds <= 15, "all that waits rests"
         write(database, leases.release, lease, drained=True)
         lease = claim()
         assert waits() == (second, 0.0), "which ran under the lease before"
@@ -701,7 +808,7 @@ class TestTrials:
         database.write(lambda session: session.execute(rested))
         assert waits() == (first, 0.0)
         database.write(under(lease, HeldExperiment.start_trial, first))
-        assert (table(Trial)[0].rests_until, table(Trial)[0].rest_seconds) == (None, 30.0)
+        assert (table(Trial)[0].rests_until, table(Trial)[0].rest_seconds) == (None, 15.0)
 
     @pytest.mark.parametrize("way", ["epoch", "stage", "retried", "cancelled"])
     def test_how_long_it_rested_is_known_until_it_gets_on(
@@ -709,9 +816,9 @@ class TestTrials:
     ) -> None:
         experiment_id = submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        for rests in (15, 0):
+        for longest in (15, 0):
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
-            database.write(under(lease, HeldExperiment.lose_trial, trial.id, "signal 9", rests=rests))
+            database.write(under(lease, HeldExperiment.lose_trial, trial.id, "signal 9", longest_rest=longest))
         assert (table(Trial)[0].rest_seconds, table(Trial)[0].error) == (15.0, "signal 9")
         if way in ("epoch", "stage"):
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
@@ -1280,7 +1387,7 @@ class TestWorkers:
     def test_what_waits_is_told_once_the_last_has_left(
         self, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:
-        """One without a sign for a minute is not there; what runs, as a neighbour's, is told nothing."""
+        """One without a sign for a minute is not there, nor does what it had run."""
         submit()
         submit()
         claim()
@@ -1295,7 +1402,7 @@ class TestWorkers:
         write(database, leases.part, "leaving")
         assert [experiment.waiting for experiment in table(Experiment)] == [None, None]
         write(database, leases.part, "here")
-        assert [experiment.waiting for experiment in table(Experiment)] == [None, "no worker is there"]
+        assert [experiment.waiting for experiment in table(Experiment)] == ["no worker is there"] * 2
         write(database, leases.greet, "back", 1, 0)  # which may look at others for long
         assert [experiment.waiting for experiment in table(Experiment)] == [None, None]
 

@@ -45,7 +45,7 @@ from tests.held import reported, under
 from tests.migrations import test_schema
 from tests.service.upkeep.conftest import Place, Places, server_of, write_checkpoint
 from tests.service.upkeep.processes import keep_open, restore_and_die
-from ttsv.data.content import ContentRecord
+from ttsv.data.record import ContentRecord
 from workers.cli.__main__ import app
 
 Open = Callable[[Settings], Database]
@@ -137,13 +137,21 @@ class TestThereAndBack:
             assert session.scalars(select(Score.cell)).all() == ["c"]
 
     def test_a_newer_version_s_is_refused(
-        self, lived: Database, source: Settings, target: Settings, file: Path
+        self, lived: Database, source: Settings, target: Settings, file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("service.upkeep.backup.refuse_newer", lambda _revision: None)  # as the newer version's
         lived.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = '9999'")))
         back_up(source, lived, file)
         with pytest.raises(UserError, match="revision 9999, of a newer version"):
             restore.restore(target, file)
         assert not files_of(target.data_dir)
+
+    def test_a_newer_version_s_database_is_not_backed_up(self, lived: Database, source: Settings, file: Path) -> None:
+        """Nobody would see that the tables were left out that this version does not know."""
+        lived.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+        with pytest.raises(UserError, match="revision 9999, of a newer version than this code"):
+            back_up(source, lived, file)
+        assert not file.exists()
 
     def test_nothing_is_backed_up_of_a_database_that_never_was(
         self, empty_url: str, tmp_path: Path, file: Path

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, func, select, update
+from starlette.testclient import TestClient
 
-from service.database import Artifact, Experiment, Trial, now
+from service.database import Artifact, Experiment, ExperimentState, Trial, now
 from service.database.engine import Database
 from service.main import create_app
+from service.queue.leases import NOBODY, greet
 from service.settings import Settings
 from service.upkeep import orphans
 from service.upkeep.files import DataFolder
@@ -221,3 +223,23 @@ def test_the_api_looks_now_and_then(
     asyncio.run(live())
     assert looks[0] == own
     assert "stays for now" in caplog.text
+
+
+def test_the_api_says_that_no_worker_is_there(lived: Database, own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is posted then is looked at by nobody else."""
+    monkeypatch.setattr("service.main.MISS_SECONDS", 0.01)
+    lived.write(lambda session: session.execute(update(Experiment).values(state=ExperimentState.QUEUED)))
+
+    def waiting() -> set[str | None]:
+        with lived.read() as session:
+            return set(session.scalars(select(Experiment.waiting)))
+
+    assert waiting() == {None}
+    with TestClient(create_app(own)):
+        deadline = time.monotonic() + 20
+        while waiting() != {NOBODY}:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        lived.write(lambda session: greet(session, "worker", 1, 0))
+        time.sleep(0.2)
+        assert waiting() == {None}

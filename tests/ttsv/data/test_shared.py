@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ttsv.data import fetch_dataset, list_datasets, load_dataset, shared, verify_dataset
-from ttsv.data.content import content_sha256, file_hashes, write_json
+from ttsv.data.content import content_sha256
 from ttsv.data.own import Npz
+from ttsv.data.record import file_hashes, write_json
 from ttsv.data.shared import sealed
 from ttsv.data.source import Arrays
 from ttsv.errors import DataError

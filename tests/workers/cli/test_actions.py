@@ -42,7 +42,7 @@ def test_what_is_said(run: Run, experiment: int) -> None:
         for command in (
             ("pause", experiment),
             ("resume", experiment),
-            ("extend", experiment, "seed=2,3", "training.lr=0.01"),
+            ("extend", experiment, "seed=2", "seed=3", "training.lr=0.01"),
             ("stop", experiment),
             ("retry", experiment, "--cancelled"),
             ("cancel", experiment),
@@ -84,6 +84,10 @@ def test_for_scripts(run: Run, experiment: int) -> None:
         (("resume", 7), "404 Not Found: there is no experiment 7"),
         (("archive", 1), "409 Conflict: experiment 1 is queued: it can be archived while it is succeeded, "),
         (("reevaluate", 1, "attack=pgd"), "has no trial that succeeded"),
+        (
+            ("reevaluate", 1, "attack=pgd", "attack=autoattack"),
+            "attack is given twice: an evaluation has one value",
+        ),
         (("extend", 1, "seed"), "write PATH=VALUE"),
         (("extend", 1, "rank=4"), "grid.rank: is no axis of this experiment"),
     ],

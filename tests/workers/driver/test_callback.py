@@ -10,7 +10,7 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from service.database.experiments import Pace
-from service.queue.trials import MAX_DEATHS
+from service.queue.rests import FIRST_SECONDS
 from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, job_of, reason_of
@@ -40,9 +40,8 @@ unexpectedly exits with a connection error code 2. End of file. Some common caus
 STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None), further=True)
 
 
-def tunes_trial(trial_id: int = 7, error_file: str | None = None, *, deaths: int = 0, rest_seconds: float = 0.0) -> Any:
-    job = Job(trial_id, 1, 0, {}, deaths=deaths, rest_seconds=rest_seconds)
-    return MagicMock(config={"job": asdict(job)}, error_file=error_file)
+def tunes_trial(trial_id: int = 7, error_file: str | None = None) -> Any:
+    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}))}, error_file=error_file)
 
 
 def test_the_last_sentence_of_ray_without_names_and_advice(tmp_path: Path) -> None:
@@ -149,7 +148,8 @@ def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(
     recorder, watchdog = MagicMock(), MagicMock()
     TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
     (said,) = recorder.died.call_args_list
-    assert (said.args[0], said.kwargs) == (7, {"charged": charged, "rests": 0.0})
+    longest = FIRST_SECONDS if words is LOST else 0.0
+    assert (said.args[0], said.kwargs) == (7, {"charged": charged, "longest_rest": longest})
 
 
 @pytest.mark.parametrize(("words", "rests"), [(DISK_FULL, True), (TORCH_MISSING, False)])
@@ -157,11 +157,9 @@ def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(tmp_path: 
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
     recorder = MagicMock()
-    callback = TuneCallback(recorder, MagicMock(), MagicMock())
-    for rested in (0.0, 15.0):
-        callback.on_trial_error(0, [], tunes_trial(7, str(file), deaths=9, rest_seconds=rested))
-        said = recorder.died.call_args.kwargs
-        assert said == {"charged": False, "rests": 15.0 if rests else 0.0}, "or the process has waited by itself"
+    TuneCallback(recorder, MagicMock(), MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
+    said = recorder.died.call_args.kwargs
+    assert said == {"charged": False, "longest_rest": 15.0 if rests else 0.0}, "or the process has waited by itself"
 
 
 SHORT = (
@@ -204,44 +202,19 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
     recorder = MagicMock()
     callback = TuneCallback(recorder, MagicMock(), MagicMock(), memory_gib=memory_gib)
-    seconds = [0.0]
-    for _ in range(10):  # whatever driver it has: the database says how long it rested
-        callback.on_trial_error(0, [], tunes_trial(7, str(file), rest_seconds=seconds[-1]))
-        seconds.append(recorder.died.call_args.kwargs["rests"])
-    assert [said.kwargs["charged"] for said in recorder.died.call_args_list] == [charged] * 10
+    callback.on_trial_error(0, [], tunes_trial(7, str(file)))
+    assert recorder.died.call_args.kwargs == {"charged": charged, "longest_rest": 300.0}
     reason = recorder.died.call_args.args[1]
     assert reason.startswith("its machine ran short of memory, and Ray ended it; ")
     assert "resources.memory_gib" in reason
     assert "hunter2" not in reason
     assert ("60.91GB used / 64.00GB" in reason) == (words is SHORT)
-    assert seconds[1:7] == [15.0, 30.0, 60.0, 120.0, 240.0, 300.0]
-    assert sum(seconds[:10]) > 1600
-    callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
-    callback.on_trial_error(0, [], tunes_trial(7, str(file), rest_seconds=300.0))
-    assert recorder.died.call_args.kwargs["rests"] == 15.0, "it got on meanwhile"
-
-
-def test_a_process_that_keeps_dying_rests_so_that_some_minutes_of_killing_fail_no_trial() -> None:
-    """The database counts deaths, for a driver dies as well; what got on begins anew."""
-    recorder = MagicMock()
-    callback = TuneCallback(recorder, MagicMock(), MagicMock())
-    seconds = [0.0]
-    for deaths in range(MAX_DEATHS):
-        callback.on_trial_start(0, [], tunes_trial())
-        callback.on_trial_error(0, [], tunes_trial(deaths=deaths, rest_seconds=seconds[-1]))
-        seconds.append(recorder.died.call_args.kwargs["rests"])
-    assert seconds[1:9] == [0.0, 0.0, 0.0, 0.0, 15.0, 30.0, 60.0, 60.0], "at first it goes on at once"
-    assert sum(seconds[:MAX_DEATHS]) > 200, "between the first and the tenth"
-    callback.on_trial_start(0, [], tunes_trial())
-    callback.on_trial_result(0, [], tunes_trial(), {"report": EpochReport([made_epoch(1)]), "done": False})
-    callback.on_trial_error(0, [], tunes_trial(deaths=MAX_DEATHS - 1, rest_seconds=60.0))
-    assert recorder.died.call_args.kwargs["rests"] == 0.0, "it got on before it died"
 
 
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
     recorder, watchdog = MagicMock(), MagicMock()
     TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial())
-    assert recorder.died.call_args.kwargs == {"charged": True, "rests": 0.0}
+    assert recorder.died.call_args.kwargs == {"charged": True, "longest_rest": 0.0}
 
 
 def test_what_was_killed_on_purpose_did_not_die() -> None:

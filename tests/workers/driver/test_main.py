@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -66,6 +67,7 @@ class GivenBackError(Exception):
         (0.3, 2, False, None),
         (60.0, 2, True, None),
         (60.0, 2, False, "what is left of it rests, for 60 s at least"),
+        (1.5, sys.maxsize, False, None),  # nobody would claim what a driver without a worker gives back
         (0.0, 0, False, "no slot is left for it"),
         (0.3, 0, False, "no slot is left for it"),
     ],

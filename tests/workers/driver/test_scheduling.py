@@ -14,8 +14,8 @@ from sqlalchemy import update
 
 from service.database import Trial
 from service.experiments import actions
+from service.queue.rests import RESTLESS_DEATHS
 from service.specs.columns import value_of
-from workers.driver.callback import RESTLESS_DEATHS
 from workers.trial_process.trial_folder import tune_folder
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def test_while_all_of_an_experiment_rests_another_has_its_place(lab: Lab) -> Non
     lab.wait_for(lambda: lab.trials(experiment_id)[0].rests_until is not None, 60)
     (trial,) = lab.trials(experiment_id)
     assert trial.rest_seconds == 60
-    assert (trial.error or "").endswith("; it rests for 60 s before it runs again")
+    assert (trial.error or "").endswith("; after that it rests for 60 s")
     lab.wait_for(lambda: (lab.experiment(experiment_id).waiting or "").startswith("what is left of it rests until"), 30)
     lab.wait_until_final(other)
     lab.wait_until_final(experiment_id)

@@ -1,7 +1,7 @@
 """Whose trials go on where trials give way, and whose turn it is when a worker starts."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -117,7 +117,7 @@ def test_what_rests_is_neither_claimed_nor_completed(database: "Database") -> No
     spec = ExperimentSpec.model_validate({"name": "rests", "base": {"dataset": "digits", "model": "small-cnn"}})
     plan = expand_grid(spec, max_trials=10)
     number = database.write(lambda session: submission.submit(session, Draft(spec, plan), ANYONE).id)
-    until = datetime(2199, 1, 1, 12, 34, 56, tzinfo=UTC)
+    until = now() + timedelta(seconds=200)
     database.write(lambda session: session.execute(update(Trial).values(rests_until=until)))
     claims = Claims()
     scheduler = Scheduler(Settings(), database, cast("Any", claims), "worker", None, most=4)
@@ -130,7 +130,7 @@ def test_what_rests_is_neither_claimed_nor_completed(database: "Database") -> No
 
     for _ in range(2):
         assert scheduler.share([node]), "there is something to do soon"
-        reason = "what is left of it rests until 12:34:56 UTC, as it lost its process before"
+        reason = f"what is left of it rests until {until:%H:%M:%S} UTC, as it lost its process before"
         assert (list.__len__(claims), *said()) == (0, "queued", 0, reason)
     database.write(lambda session: session.execute(update(Trial).values(rests_until=now())))
     assert scheduler.share([node])

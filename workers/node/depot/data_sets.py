@@ -67,8 +67,8 @@ def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
     `name`: a data set's, or that of a folder of corrupted images. Raises `OSError` where the disk is full or fails,
     which says nothing of the set.
     """
-    from ttsv.data.content import ContentRecord
     from ttsv.data.corruptions import PUBLISHED
+    from ttsv.data.record import ContentRecord
     from ttsv.data.shared import open_shared
 
     try:
@@ -88,8 +88,8 @@ def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
 
 def _corruptions(name: str, folder: Path) -> tuple[str, dict[str, str]]:
     """The SHA-256 of a folder of corrupted images, and of its files, as at the first use. Raises `DataError`."""
-    from ttsv.data.content import ContentRecord, file_hashes
     from ttsv.data.corruptions import PUBLISHED, PublishedCorruptions
+    from ttsv.data.record import ContentRecord, file_hashes
 
     PublishedCorruptions(folder / name).require_files()
     record = ContentRecord.find(name, folder)
@@ -106,8 +106,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     head has none and this machine neither, `OtherDataError` where this machine has another one under the name, and
     `OSError`.
     """
-    from ttsv.data.content import ContentRecord
     from ttsv.data.corruptions import PUBLISHED
+    from ttsv.data.record import ContentRecord
     from ttsv.data.shared import find_shared, locked, open_shared
 
     folder, corrupted = data_dir / FOLDER, name in PUBLISHED
