@@ -1,6 +1,7 @@
 """The application: `create_app(settings)`."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 MISS_SECONDS = 15.0
 """So often it is looked whether a worker is there."""
 LAST_LOOK_SECONDS = 2.0
-"""So long a look that is under way may still take when the API ends."""
+"""So long that may still take when the API ends: in its thread it would go on with a database that is closed."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -67,12 +68,14 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        looks = _remove_orphans(settings, database), _miss_workers(database)
-        looking = [asyncio.create_task(look) for look in looks]
+        over = asyncio.Event()
+        removing = asyncio.create_task(_remove_orphans(settings, database))
+        missing = asyncio.create_task(_miss_workers(database, over))
         yield
-        for task in looking:
+        over.set()
+        await asyncio.wait([missing], timeout=LAST_LOOK_SECONDS)
+        for task in (removing, missing):
             task.cancel()
-        await asyncio.wait(looking, timeout=LAST_LOOK_SECONDS)
         await app.state.subscriptions.close()
         database.close()
 
@@ -112,14 +115,15 @@ async def _remove_orphans(settings: Settings, database: Database) -> None:
             logger.exception("what has no row any more stays for now")
 
 
-async def _miss_workers(database: Database) -> None:
-    """Looks now and then whether a worker is there, as nobody else would say that none is."""
-    while True:
+async def _miss_workers(database: Database, over: asyncio.Event) -> None:
+    """Looks now and then whether a worker is there, as nobody else would say that none is; until that is `over`."""
+    while not over.is_set():
         try:
             await run_in_threadpool(_say_if_missed, database)
         except Exception:  # an outage must not end this for the API's life
             logger.debug("nobody knows whether a worker is there", exc_info=True)
-        await asyncio.sleep(MISS_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), MISS_SECONDS)
 
 
 def _say_if_missed(database: Database) -> None:
