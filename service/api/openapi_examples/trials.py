@@ -194,6 +194,7 @@ TRIAL_DETAIL: Example = TRIAL | {
                 "url": "/v1/artifacts/7",
             }
         ],
+        "rests_until": None,
     },
 }
 
