@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -298,8 +299,10 @@ def test_a_silent_stream_says_that_it_lives(server: Server, submit: Submit, monk
     monkeypatch.setattr(routing, "_PING_INTERVAL", 0.1)
     experiment_id = submit(seeds=1)
     with stream(server, experiment_id, "?events=false") as messages:
-        assert next(messages)[0] == "progress"
-        assert next(messages)[0] == ":"
+        names = (name for name, _, _ in messages)
+        # On a busy machine the first look at the database may take longer than a tenth of a second.
+        assert set(takewhile(lambda name: name != "progress", names)) <= {":"}
+        assert next(names) == ":"
 
 
 @pytest.mark.slow
