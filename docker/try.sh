@@ -444,6 +444,7 @@ for process in psutil.Process(1).children(): process.send_signal(signal.SIG$1)"
 
 again() {
     check "a backup can be written in the API's container" docker exec "$api" ttsv backup /data/try.backup
+    compose cp api:/data/try.backup "$work/try.backup" > /dev/null 2>&1
     compose down --timeout 60 > /dev/null 2>&1
     step=$SECONDS
     up
@@ -454,6 +455,23 @@ again() {
     check "and files of trials are served" request "/v1/trials/$(trial_of "$killed")/artifacts"
     check "a further grid runs" one_more
 }
+
+# As docs/backup.md has it: what came after the backup is gone, and what was there is back.
+restored() {
+    compose stop worker api > /dev/null 2>&1
+    compose run --rm --no-TTY --entrypoint sh api -c 'umask 077; cat > /data/restored.backup' < "$work/try.backup" 2> /dev/null
+    rm "$work/try.backup"
+    step=$SECONDS
+    check "the backup can be restored over the same volumes" compose run --rm api restore --force /data/restored.backup
+    note "and is" "$((SECONDS - step)) s after it was asked for"
+    compose start api worker > /dev/null 2>&1
+    within 60 is_healthy "$api" || die "the API does not come back"
+    check "what was made after the backup is gone" test "$(request /v1/experiments | of 'len(d["items"])')" = 2
+    check "both grids are there once more" test "$(succeeded "$killed") $(succeeded "$scaled")" = "20 20"
+    check "their trials' networks too" request "/v1/artifacts/$(network_of "$(trial_of "$killed")")" --output /dev/null
+    check "and a further grid runs" one_more
+}
+network_of() { request "/v1/trials/$1/artifacts" | of 'next(a["id"] for a in d["items"] if a["kind"] == "model")'; }
 trial_of() { request "/v1/experiments/$1/trials?limit=1" | of 'd["items"][0]["id"]'; }
 one_more() {
     local id
@@ -551,6 +569,7 @@ main() {
     killed
     scaled
     again
+    restored
     joined
     opened
     step=$SECONDS
