@@ -15,6 +15,7 @@ from service.database import ClusterNode, Event, Experiment, ExperimentState, Ta
 from service.experiments.events import EventKind
 from service.queue import nodes
 from service.queue.leases import HEARD_WITHIN
+from service.queue.rests import ALL_REST
 from service.queue.shares import AT_A_TIME, NEEDS, NO_NODE
 
 _MOST_NODES = 1000
@@ -22,6 +23,7 @@ WAITING = {
     "turn": ("others come first", "the cluster is full"),
     "limit": (AT_A_TIME,),
     "places": (NEEDS,),
+    "rest": (ALL_REST,),
     "driver": ("its driver",),
     "worker": ("no worker", NO_NODE),
 }

@@ -8,6 +8,8 @@ from sqlalchemy import bindparam, or_
 from service.database import Trial, now
 from service.database.base import Timestamp
 
+ALL_REST = "what is left of it rests"
+"""How it is said that an experiment has no other trials that could run."""
 FIRST_SECONDS, LONGEST_SECONDS = 15.0, 300.0
 """So long a trial rests at first and at most: each time twice as long, until it gets on."""
 RESTLESS_DEATHS = 4

@@ -59,7 +59,7 @@ def node(
         str | None, typer.Option(envvar="TTSV_NODE_ADDRESS", help="At which the others reach this machine.")
     ] = None,
     cpus: Annotated[
-        int | None, typer.Option(min=0, envvar="TTSV_WORKER_CPUS", help="CPUs it gives; all by default.")
+        int | None, typer.Option(min=1, envvar="TTSV_WORKER_CPUS", help="CPUs it gives; all by default.")
     ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=0, envvar="TTSV_WORKER_GPUS", help="GPUs it gives; all by default.")

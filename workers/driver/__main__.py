@@ -26,7 +26,7 @@ from service.database.engine import Database
 from service.database.outages import patiently
 from service.errors import LeaseLostError
 from service.experiments import store
-from service.queue import driver_reads, leases
+from service.queue import driver_reads, leases, rests
 from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
@@ -134,7 +134,7 @@ class Driver:
             if rest == 0:
                 return
             if slots.limited and time.monotonic() + rest > deadline:
-                self._give_back(f"what is left of it rests, for {rest:.0f} s at least")
+                self._give_back(f"{rests.ALL_REST}, for {rest:.0f} s at least")
             time.sleep(min(rest, LOOK_SECONDS))
 
     def _rest_seconds(self) -> float:

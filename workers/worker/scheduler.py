@@ -20,6 +20,7 @@ from service.queue.cluster import Node
 from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why, used_lately
 from service.queue.nodes import Stand
 from service.queue.places import Decision, Places
+from service.queue.rests import ALL_REST
 from service.queue.shares import AT_A_TIME, NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
 from service.settings import Settings
@@ -225,7 +226,7 @@ class Scheduler:
         if (reason := _misfit(one, room)) is not None:
             return reason
         if one.rests_until is not None and not one.demand.trials:
-            return f"what is left of it rests until {one.rests_until:%H:%M:%S} UTC, as it lost its process before"
+            return f"{ALL_REST} until {one.rests_until:%H:%M:%S} UTC, as it lost its process before"
         return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
 
     def _how_far(self) -> int:

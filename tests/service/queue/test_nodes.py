@@ -230,6 +230,7 @@ def test_prometheus_is_told_why_experiments_wait(api: TestClient, database: Data
         "limit": "8 experiments run at a time here; TTSV_MAX_EXPERIMENTS",
         "unfit": "needs 3 GPUs on one node; the largest has 2",
         "places": "needs 2 GPUs on one node; 2 are free, on different nodes",
+        "rest": "what is left of it rests until 12:34:56 UTC, as it lost its process before",
         "driver": "its driver died or could not start once",
         "worker": "no worker is there",
         "other": "nobody knows",
