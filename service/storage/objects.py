@@ -43,20 +43,20 @@ class Objects:
 
     def size(self, path: str) -> int | None:
         """As `Store.size`."""
-        with _errors(path):
+        with numbered(path):
             info = self._fs.get_file_info(str(require_inside(path)))
         return info.size if info.is_file else None
 
     def read(self, path: str, offset: int, count: int) -> bytes:
         """As `Store.read`."""
-        with _errors(path), self._fs.open_input_file(str(require_inside(path))) as file:
+        with numbered(path), self._fs.open_input_file(str(require_inside(path))) as file:
             size = file.size()
             return bytes(file.read_at(min(count, max(0, size - offset)), offset)) if offset < size else b""
 
     def write(self, path: str, source: BinaryIO, size: int) -> str:
         """As `Store.write`."""
         name, digest, done = str(require_inside(path)), hashlib.sha256(), 0
-        with _errors(path):
+        with numbered(path):
             try:
                 with self._output(name) as file:
                     while done < size:
@@ -67,10 +67,10 @@ class Objects:
                         digest.update(piece)
                         done += len(piece)
             except BaseException:
-                self._discard(name, done)
+                self._discard(name, done, size)
                 raise
             if done < size or self.size(path) != size:
-                self._discard(name, done)
+                self._discard(name, done, size)
                 raise OSError(errno.EIO, f"{done} of {size} bytes were written", path)
         return digest.hexdigest()
 
@@ -81,7 +81,7 @@ class Objects:
     def copy(self, source: str, target: str) -> None:
         """As `Store.copy`."""
         begin, end = str(require_inside(source)), str(require_inside(target))
-        with _errors(target):
+        with numbered(target):
             if end.rpartition("/")[2] in self.folders(end.rpartition("/")[0]):
                 return
             if not self.files(source):
@@ -99,7 +99,7 @@ class Objects:
     def move(self, source: str, target: str) -> None:
         """Moves all that is in a folder, unfinished copies included; one that was cut short is gone on with."""
         begin, end = str(require_inside(source)), str(require_inside(target))
-        with _errors(target):
+        with numbered(target):
             for info in self._below(source):
                 if info.is_file:
                     self._copy_file(info.path, f"{end}/{info.path.removeprefix(f'{begin}/')}")
@@ -112,7 +112,7 @@ class Objects:
     def remove(self, path: str) -> None:
         """As `Store.remove`."""
         name = str(require_inside(path))
-        with _errors(path):
+        with numbered(path):
             info = self._fs.get_file_info(name)
             if info.is_file:
                 self._fs.delete_file(name)
@@ -123,7 +123,7 @@ class Objects:
     def _below(self, folder: str) -> list[Any]:
         from pyarrow.fs import FileSelector
 
-        with _errors(folder):
+        with numbered(folder):
             selector = FileSelector(str(require_inside(folder)), allow_not_found=True, recursive=True)
             return list(self._fs.get_file_info(selector))
 
@@ -160,19 +160,20 @@ class Objects:
     def _finish_copy(self, folder: str) -> None:
         self._fs.delete_file(f"{folder}/{_COPYING}")
 
-    def _discard(self, name: str, done: int) -> None:
+    def _discard(self, name: str, done: int, size: int) -> None:
         """Removes what closing a stream has made of the bytes that had come, and not what is there from before.
 
-        Of a stream that the server broke off nothing is made.
+        Of a stream that the server broke off nothing is made. Where all bytes had come what is there is whole, be it
+        the new or the old.
         """
         with suppress(OSError):
-            if self._fs.get_file_info(name).size == done:
+            if done < size and self._fs.get_file_info(name).size == done:
                 self._fs.delete_file(name)
 
 
 @contextmanager
-def _errors(path: str) -> Iterator[None]:
-    """What a server refuses has no number: that is an error of input and output."""
+def numbered(path: str) -> Iterator[None]:
+    """Gives errors of a server a number, as it says none: they are of input and output."""
     try:
         yield
     except FileNotFoundError:

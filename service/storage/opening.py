@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from service.storage.folder import Folder
-from service.storage.objects import Objects
+from service.storage.objects import Objects, numbered
 from service.storage.store import Store
 
 _ANSWER_SECONDS = 10.0
@@ -112,7 +112,8 @@ def _file_system(place: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem
 
     try:
-        filesystem, root = FileSystem.from_uri(place)
+        with numbered(without_secrets(place)):  # where it names no region the network is asked for it
+            filesystem, root = FileSystem.from_uri(place)
     except ValueError as error:
         raise ValueError(f"TTSV_STORAGE: {error}") from error
     return filesystem, str(root)

@@ -23,8 +23,11 @@ COPIES = 5
 """So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
 
 
-TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS}
-"""Numbers of errors that say that a disk, or a shared folder, keeps or gives nothing now."""
+_OF_A_DISK = "ENOSPC", "EDQUOT", "EIO", "EROFS", "ENODEV", "ENXIO", "ENFILE"
+_OF_A_SHARE = "ESTALE", "EREMOTEIO", "EKEYEXPIRED", "ENOLCK", "ENOTCONN", "ESHUTDOWN", "ETIMEDOUT", "EHOSTDOWN"
+_OF_A_SERVER = "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ENETDOWN", "ENETUNREACH", "EHOSTUNREACH"
+TROUBLE = {getattr(errno, name) for name in _OF_A_DISK + _OF_A_SHARE + _OF_A_SERVER if hasattr(errno, name)}
+"""Numbers of errors that say that a disk, or a shared folder of whatever kind, keeps or gives nothing now."""
 _REFUSED = {errno.EACCES, errno.EPERM}
 _OF_A_TRIAL = re.compile(r"/trials/\d+(/|$)")
 

@@ -49,7 +49,7 @@ _KILLED = "killed by `ray.kill`"
 _GPU_LOST = f"{LostDeviceError.__name__}: "
 """What a process says last whose card failed: the next trial would have fared no better there."""
 
-_DISK = re.compile(rf"OSError: \[Errno ({'|'.join(map(str, sorted(TROUBLE)))})\]")
+_DISK = re.compile(rf"Error: \[Errno ({'|'.join(map(str, sorted(TROUBLE)))})\]")
 """What ends a process that finds no room for Ray's own files: what its trial raises it reports."""
 _MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
 """What Ray says where its memory monitor ended the process, before the kernel would end any."""

@@ -103,7 +103,7 @@ class Passes:
         reader = None if shelf is None else SignReader(self._watchdog, shelf, self._recorder.reported)
         if reader is not None:
             reader.start()
-        verification = Verification(work.data_dir, work.home.storage, self._recorder)
+        verification = Verification(work.home, self._recorder)
         try:
             with ended_if_hung():
                 self._tuner(work, self._watchdog, verification).fit()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from service.storage import Store, open_kept
 from workers.driver.recorder import Recorder
+from workers.node.depot.home import Home
 from workers.trial_process.messages import FailureReport, ResultReport
 
 logger = logging.getLogger(__name__)
@@ -26,11 +27,12 @@ class Verification:
     begins at its last checkpoint.
     """
 
-    def __init__(self, data_dir: Path, storage: str | None, recorder: Recorder) -> None:
-        """Files are kept in the data folder, or in the store that `storage` names, as `TTSV_STORAGE` does."""
-        self._store, self._recorder = open_kept(data_dir, storage), recorder
-        self._where = str(data_dir) if storage is None else "the store (TTSV_STORAGE)"
-        self._missing_fix = "" if storage is not None else "have all nodes share the data folder, then "
+    def __init__(self, home: Home, recorder: Recorder) -> None:
+        """Files are kept in the home's data folder, or in its store."""
+        self._store, self._recorder = open_kept(Path(home.data_dir), home.storage), recorder
+        self._home = home
+        self._where = home.data_dir if home.storage is None else "the store (TTSV_STORAGE)"
+        self._missing_fix = "" if home.storage is not None else "have all nodes share the data folder, then "
         self._pool = ThreadPoolExecutor(_THREADS, "verification")
 
     def begin(self, trial_id: int, report: ResultReport, host: str) -> None:
@@ -46,6 +48,8 @@ class Verification:
         while True:
             try:
                 wrong = _wrong_in(self._store, report)
+                if wrong is not None:
+                    self._home.require_store()
             except Exception as error:  # of a server's many kinds
                 logger.warning("the files of trial %d cannot be looked for: %s", trial_id, error)
                 if time.monotonic() > deadline:

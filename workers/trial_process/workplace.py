@@ -93,6 +93,7 @@ def workplace(job: Job, data_dir: Path, home: Home | None) -> Iterator[Workplace
     if head is not None:
         head.check()
     near: Store = Folder(seen) if head is None else head  # type: ignore[arg-type]
+    home.require_store()
     store = near if home.storage is None else open_storage(home.storage)
     own = node_data(home.data_dir) if seen is None else seen
     with scratch_folder(own) as root:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
@@ -409,6 +410,21 @@ def test_a_server_that_breaks_off_an_upload_keeps_what_was_there() -> None:
     assert server.there == {"trials/1/1/epochs.jsonl": 100}
 
 
+def test_of_an_upload_that_fails_as_it_ends_what_is_there_stays() -> None:
+    """The new object or the old one, which may be as large: either is whole."""
+
+    class Full(io.BytesIO):
+        def close(self) -> None:
+            raise OSError("AWS Error QUOTA_EXCEEDED")
+
+    server = MagicMock()
+    server.open_output_stream.return_value = Full()
+    server.get_file_info.return_value = SimpleNamespace(is_file=True, size=120)
+    with pytest.raises(OSError, match="QUOTA_EXCEEDED"):
+        Objects(server).write("trials/1/1/autoattack.safetensors", io.BytesIO(bytes(120)), 120)
+    server.delete_file.assert_not_called()
+
+
 class TestParts:
     """A file comes in pieces that may be lost, doubled, in another order, or wrong."""
 
@@ -551,6 +567,9 @@ class TestTrouble:
         ("number", "file", "wrapped", "trouble"),
         [
             (errno.EROFS, "datasets/x", True, True),
+            (errno.ESHUTDOWN, "datasets/x", True, True),
+            (errno.ENOTCONN, "trials/5/1", False, True),
+            (errno.ETIMEDOUT, "trials/5/1", False, True),
             (errno.EACCES, "trials/5/1", False, True),
             (errno.EPERM, "trials/5/1", False, True),
             (errno.EACCES, "trials", False, True),
@@ -600,6 +619,16 @@ class TestNames:
             open_storage(place)
         with pytest.raises(ValueError, match="absolute path, or s3://"):
             Settings(storage=place)
+
+    def test_a_server_that_is_away_when_it_is_to_be_opened_is_trouble(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where the network is asked for a bucket's region."""
+        from pyarrow import fs
+
+        away = MagicMock(side_effect=OSError("When resolving region for bucket 'x': NETWORK_CONNECTION"))
+        monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=away))
+        with pytest.raises(OSError, match="resolving region") as refused:
+            open_storage("s3://bucket/away")
+        assert trouble_of(refused.value) is refused.value
 
     def test_a_bucket_must_be_there_though_to_its_store_it_is_merely_empty(self, s3_server: str) -> None:
         from pyarrow.fs import FileSystem

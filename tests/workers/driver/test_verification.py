@@ -10,10 +10,11 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from service.storage import Folder
+from service.storage import MARKER, Folder, marked
 from tests.results import made_result
 from workers.driver import verification
 from workers.driver.verification import Verification
+from workers.node.depot.home import Home
 from workers.trial_process.messages import FileFields, ResultReport
 
 CONTENT = b"weights"
@@ -31,9 +32,9 @@ def report(**changes: Any) -> ResultReport:
     return ResultReport(made_result(), [board, model])  # type: ignore[list-item]
 
 
-def verified(told: ResultReport, data_dir: Path, storage: str | None = None) -> MagicMock:
+def verified(told: ResultReport, data_dir: Path, storage: str | None = None, mark: str | None = None) -> MagicMock:
     recorder = MagicMock()
-    looking = Verification(data_dir, storage, recorder)
+    looking = Verification(Home(str(data_dir), "node-1", "beacon", "word", storage=storage, mark=mark), recorder)
     looking.begin(7, told, "node-2")
     looking.close()
     return recorder
@@ -98,3 +99,24 @@ def test_a_store_that_does_not_answer_costs_no_result(
         (died,) = recorder.died.call_args_list
         assert (died.args[0], died.kwargs) == (7, {"charged": False})
         recorder.reported.assert_not_called()
+
+
+@pytest.mark.parametrize("there", ["another", "nothing"])
+def test_a_store_that_is_not_mounted_costs_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str
+) -> None:
+    """Its mount point is an empty folder then: files would seem to be missing."""
+    store, aside = tmp_path / "store", tmp_path / "aside"
+    Folder(store).write("trials/7/1/model", io.BytesIO(CONTENT), 7)
+    mark, told = marked(Folder(store)), report()
+    assert verified(told, tmp_path, str(store), mark).mock_calls == [call.reported(7, told)]
+    store.rename(aside)
+    if there == "another":
+        store.mkdir()
+        (store / MARKER).write_text("another word")
+    monkeypatch.setattr(verification, "PATIENCE_SECONDS", 0.0)
+    recorder = verified(told, tmp_path, str(store), mark)
+    (died,) = recorder.died.call_args_list
+    assert "not mounted here" in died.args[1]
+    assert died.kwargs == {"charged": False}
+    recorder.reported.assert_not_called()

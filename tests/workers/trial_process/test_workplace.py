@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from service.storage import Folder
+from service.storage import Folder, marked
 from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
@@ -61,6 +61,7 @@ def train(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[Epoc
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     settings = Settings(data_dir=tmp_path / "data", storage=str(tmp_path / "store"))
+    marked(Folder(tmp_path / "store"))
     return light_beacon(settings, tmp_path / "data" / "tune" / "1-1", "node-1")
 
 
@@ -195,6 +196,20 @@ def test_who_waits_for_a_store_that_is_away_is_not_silent(trial: Trial, monkeypa
     rest = trial.rest()
     assert isinstance(rest[-1], ResultReport)
     assert [one.points[0].epoch for one in rest if isinstance(one, EpochReport)] == [1, 2, 3, 4]
+
+
+def test_where_the_store_is_not_mounted_a_trial_is_hindered_and_writes_nothing(trial: Trial) -> None:
+    """Its mount point is an empty folder then, onto which it would train anew from its first epoch."""
+    trial.begin()
+    assert isinstance(trial.rest()[-1], ResultReport)
+    store = Path(trial.home.storage or "")
+    store.rename(store.with_name("aside"))
+    store.mkdir()
+    trial.begin(attempt=2)
+    hindered = trial.rest()[-1]
+    assert isinstance(hindered, HinderedReport)
+    assert "not mounted here" in hindered.message
+    assert list(store.iterdir()) == []
 
 
 def test_a_failure_leaves_its_log(trial: Trial) -> None:

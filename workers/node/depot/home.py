@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.storage import MARKER, mark_of, open_storage
 from workers.node.scratch import node_data
 
 if TYPE_CHECKING:  # who knows databases: a trial's process loads none
@@ -21,7 +24,7 @@ class Home:
 
     `beacon`: a file in it, by its relative path, that holds `token`, a word that was drawn just now; empty where nobody
     is to recognise it. `shared`: all nodes have it at this path. `storage`: the store, as `TTSV_STORAGE` names it, that
-    keeps the trials' files instead.
+    keeps the trials' files instead, and `mark` its word where it is a folder.
     """
 
     data_dir: str
@@ -30,6 +33,12 @@ class Home:
     token: str
     shared: bool = False
     storage: str | None = None
+    mark: str | None = None
+
+    def require_store(self) -> None:
+        """Raises `OSError` where the store is a folder that is not mounted here: its path may be there all the same."""
+        if self.storage is not None and self.mark is not None and mark_of(open_storage(self.storage)) != self.mark:
+            raise OSError(errno.ENODEV, f"not mounted here, or another folder is (see its {MARKER})", self.storage)
 
     def seen(self, folder: Path) -> bool:
         """Whether a folder here is that very folder: another one, even a copy of it, does not know the word."""
@@ -49,6 +58,10 @@ def light_beacon(settings: Settings, folder: Path, node_id: str) -> Home:
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(16)
     (folder / _BEACON).write_text(token)
+    mark = None
+    if settings.storage is not None and "://" not in settings.storage:
+        with suppress(OSError):
+            mark = mark_of(open_storage(settings.storage))
     return Home(
         data_dir=str(settings.data_dir),
         node_id=node_id,
@@ -56,4 +69,5 @@ def light_beacon(settings: Settings, folder: Path, node_id: str) -> Home:
         token=token,
         shared=settings.shared_data,
         storage=settings.storage,
+        mark=mark,
     )
