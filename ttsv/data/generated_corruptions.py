@@ -1,13 +1,17 @@
 """Corruptions of any image data set, by a maintained library: another protocol than the published files."""
 
+import fcntl
 import hashlib
 import json
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +32,9 @@ SMALLEST = 32
 _PACKAGES = (LIBRARY, "numba", "numpy", "opencv-python", "pillow", "scikit-image", "scipy")
 _SEEDED = ("glass_blur", "impulse_noise")
 """Kinds that do not draw from numpy's global random numbers, and take a seed instead."""
+_LOCK = ".lock"
+_WAIT_SECONDS = 2.0
+"""So often it is looked whether another process has made the images meanwhile."""
 _LUMA = (0.299, 0.587, 0.114)
 
 Progress = Callable[[str, int, int], None]
@@ -79,30 +86,44 @@ class GeneratedCorruptions:
                 self.progress(kind, done, total)
         return open_corrupted(self._place(), shape=self.images.shape[1:], classes=self.classes, protocol=self._protocol)
 
-    def make(self) -> Iterator[tuple[str, int, int]]:
-        """Makes the images where they are not in the folder yet; yields what `progress` is told, before each kind."""
+    def make(self) -> Generator[tuple[str, int, int]]:
+        """Makes the images where they are not in the folder yet; yields what `progress` is told, before each kind.
+
+        Also now and then while another process makes the same ones. What one left that was killed is removed.
+        """
         place = self._place()
         if place.exists():
             return
         place.parent.mkdir(parents=True, exist_ok=True)
-        shape = (len(SEVERITIES) * len(self.images), *self.images.shape[1:])
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
-            made = Path(folder) / "made"
-            made.mkdir()
-            np.save(made / LABELS, np.tile(self.labels, len(SEVERITIES)))
-            for done, kind in enumerate(KINDS):
-                yield kind, done, len(KINDS)
-                target = new_array(made / f"{kind}.npy", np.uint8, shape)
-                for row, (severity, number) in enumerate(np.ndindex(len(SEVERITIES), len(self.images))):
-                    seed = derived_seed(self.seed, "corruption", kind, SEVERITIES[severity], number) % 2**32
-                    target[row] = corrupted(self.images[number], kind, SEVERITIES[severity], seed)
-                    get_on()
-                target.flush()
-            try:
+        with (place.parent / f".{place.name}{_LOCK}").open("w") as lock:
+            while not _is_ours(lock):
+                yield KINDS[0], 0, len(KINDS)
+                get_on()
+                time.sleep(_WAIT_SECONDS)
+            if place.exists():
+                return
+            for left in place.parent.glob(f".{place.name}.*"):
+                if left.is_dir():
+                    shutil.rmtree(left)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
+                made = Path(folder) / "made"
+                yield from self._make(made)
                 made.rename(place)
-            except OSError:
-                if not place.exists():  # else another process has made the same ones meanwhile
-                    raise
+
+    def _make(self, folder: Path) -> Iterator[tuple[str, int, int]]:
+        folder.mkdir()
+        shape = (len(SEVERITIES) * len(self.images), *self.images.shape[1:])
+        labels = new_array(folder / LABELS, self.labels.dtype, shape[:1])
+        labels[:] = np.tile(self.labels, len(SEVERITIES))
+        labels.flush()
+        for done, kind in enumerate(KINDS):
+            yield kind, done, len(KINDS)
+            target = new_array(folder / f"{kind}.npy", np.uint8, shape)
+            for row, (severity, number) in enumerate(np.ndindex(len(SEVERITIES), len(self.images))):
+                seed = derived_seed(self.seed, "corruption", kind, SEVERITIES[severity], number) % 2**32
+                target[row] = corrupted(self.images[number], kind, SEVERITIES[severity], seed)
+                get_on()
+            target.flush()
 
     def _place(self) -> Path:
         key = hashlib.sha256(json.dumps(self._protocol, sort_keys=True).encode()).hexdigest()[:16]
@@ -138,6 +159,15 @@ def corrupted(image: NDArray[np.uint8], kind: str, severity: int, seed: int) -> 
     squares = found.reshape(height, factor, width, factor, channels)
     result: NDArray[np.uint8] = np.rint(squares.mean(axis=(1, 3))).astype(np.uint8)
     return result
+
+
+def _is_ours(lock: TextIO) -> bool:
+    """Whether no other process has the lock; then this one does, until it closes the file."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _factor(size: tuple[int, ...]) -> int:

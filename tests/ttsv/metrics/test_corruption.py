@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.lazily import lazily
-from ttsv.data import corruptions
+from ttsv.data import corruptions, generated_corruptions
 from ttsv.data.corruptions import KINDS, CorruptionProtocol, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions, corrupted
 from ttsv.errors import ConfigError, DataError
@@ -351,6 +351,25 @@ def test_generated_corruptions_are_cached_and_checked(tmp_path: Path) -> None:
     assert changed.open().folder != path.parent
     with pytest.raises(ConfigError, match="baseline"):
         mce(first, corruption_accuracy(model, changed))
+
+
+def test_corruptions_are_made_by_one_process_alone_and_what_a_killed_one_left_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated_corruptions, "_WAIT_SECONDS", 0.0)
+    source = GeneratedCorruptions(some_images(2, 1, 8, 8), torch.tensor([0, 1]), name="d", folder=tmp_path)
+    making, waiting = source.make(), source.make()
+    assert next(making) == (KINDS[0], 0, 19)
+    assert [next(waiting) for _ in range(3)] == [(KINDS[0], 0, 19)] * 3
+    (half,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    shutil.copytree(half, left := half.with_name(half.name + "-left"))  # as SIGKILL leaves it
+    making.close()
+    assert not half.exists()
+    assert len(list(waiting)) == 19, "from the first kind on"
+    assert not left.exists()
+    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert source.open().folder == place
+    assert list(source.make()) == []
 
 
 @pytest.mark.parametrize(("size", "channels"), [(8, 1), (28, 1), (31, 3), (32, 3), (40, 1)])
