@@ -13,7 +13,7 @@ from service.database import now
 from service.database.engine import Database
 from service.queue import driver_reads
 from service.settings import Settings
-from service.storage import open_kept, remove_checkpoints
+from service.storage import Folder, open_kept, remove_checkpoints
 from service.upkeep import orphans
 from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
@@ -100,9 +100,15 @@ class Upkeep:
             self._swept = True
 
     def remove_orphans(self) -> None:
-        """Removes from our data folder what belongs to rows that somebody with another data folder deleted."""
+        """Removes from our data folder what belongs to rows that somebody with another data folder deleted.
+
+        Also what is left of files whose writers died in the middle of them, and from a store that is a folder.
+        """
         try:
             orphans.remove_orphans(self._database, self._settings)
+            for store in (Folder(self._settings.data_dir), open_kept(self._settings.data_dir, self._settings.storage)):
+                if isinstance(store, Folder):
+                    store.drop_abandoned()
         except OSError as error:
             logger.warning("what has no row any more stays for now: %s", error)
 

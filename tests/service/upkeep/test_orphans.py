@@ -243,3 +243,13 @@ def test_the_api_says_that_no_worker_is_there(lived: Database, own: Settings, mo
         lived.write(lambda session: greet(session, "worker", 1, 0))
         time.sleep(0.2)
         assert waiting() == {None}
+
+
+def test_a_worker_removes_what_dead_writers_left_in_its_folder_and_in_the_store(
+    lived: Database, own: Settings, tmp_path: Path
+) -> None:
+    for folder in (own.data_dir, tmp_path / "store"):
+        put(folder, "incoming/of-somebody-dead", hours=7)
+        (folder / "incoming" / "just-now").touch()
+    Upkeep(own, lived).remove_orphans()
+    assert [path.name for path in tmp_path.rglob("incoming/*")] == ["just-now"] * 2
