@@ -7,7 +7,7 @@ severity 1, then at 2, to 5; and `labels.npy`, (5 n,).
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -151,9 +151,9 @@ class PublishedCorruptions:
         protocol = opened.protocol | {"publishers_files": own}
         return replace(opened, most_classes=min(counts, default=None), protocol=protocol)
 
-    def require_files(self) -> None:
-        """Raises `DataError` naming the first file that is missing; nothing is read."""
-        _paths(Path(self.folder))
+    def require_files(self) -> list[Path]:
+        """The files, of which nothing is read. Raises `DataError` naming the first that is missing."""
+        return _paths(Path(self.folder))
 
 
 def open_corrupted(
@@ -187,7 +187,7 @@ def open_corrupted(
             "kinds": list(KINDS),
             "severities": list(SEVERITIES),
             "images": count // len(SEVERITIES),
-            "files": _unchanged(folder, paths),
+            "files": {Path(name).name: sha256 for name, sha256 in content_of(folder, paths)[1].items()},
         },
     )
 
@@ -228,18 +228,21 @@ def _paths(folder: Path) -> list[Path]:
     return paths
 
 
-def _unchanged(folder: Path, paths: list[Path]) -> dict[str, str]:
-    """SHA-256 of each file by name, as at the first use. Raises `DataError`."""
+def content_of(folder: Path, paths: Sequence[Path]) -> tuple[str, dict[str, str]]:
+    """SHA-256 (hex) of a folder's content, and of each of its files by its path from beside it, as at the first use.
+
+    They are noted there then. Raises `DataError` naming the first that has changed.
+    """
     folder = folder.resolve()  # for a name, where it was given as `.`
     beside = folder.parent
     hashes = file_hashes([folder / path.name for path in paths], beside)
+    total = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
     record = ContentRecord.find(folder.name, beside)
     if record is not None:
         record.require_files(hashes, beside)
     elif os.access(beside, os.W_OK):  # else nobody can alter them here; the hashes are in every result
-        total = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
         ContentRecord.make(folder.name, beside, total, hashes)
-    return {Path(name).name: sha256 for name, sha256 in hashes.items()}
+    return total, hashes
 
 
 def _map(path: Path, folder: Path) -> NDArray[Any]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ttsv.data.archive import BROKEN
 from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info
 from ttsv.data.content import content_sha256, new_array
+from ttsv.data.corruptions import PUBLISHED, PublishedCorruptions, content_of
 from ttsv.data.counted import OWN, check_parts, class_count
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
@@ -172,10 +173,13 @@ def fetch_dataset(name: str, data_dir: Path, progress: Progress | None = None) -
 def verify_dataset(name: str, data_dir: Path) -> str:
     """Checks every file against its published checksum, and everything against the first use; reads the whole set.
 
-    Returns the SHA-256 of the set's content. Raises `DataError` naming the first file that is missing, cut or
+    `name` may be that of a folder of published corruptions, CIFAR-10-C or CIFAR-100-C. Returns the SHA-256 of the set's
+    content. Raises `DataError` naming the first file that is missing, cut or
     altered, `ConfigError` for an unknown name.
     """
     folder = Path(data_dir) / "datasets"
+    if name in PUBLISHED:
+        return _verify_corruptions(name, folder)
     _require_files(name, folder)
     with locked(name, folder):
         note = _note(name, folder)
@@ -184,6 +188,16 @@ def verify_dataset(name: str, data_dir: Path) -> str:
             if path.exists() and file_hashes([path], folder)[file] != sha256:
                 raise DataError(f"{path} is cut or altered: remove {path.parent}, the next load makes it anew")
         return _make(name, folder)
+
+
+def _verify_corruptions(name: str, folder: Path) -> str:
+    with _disk(name, folder):
+        source = PublishedCorruptions(folder / name)
+        if not source.open().protocol["publishers_files"]:
+            page = PUBLISHED[name].page
+            raise DataError(f"{folder / name} has other files than the publisher's: download it again from {page}")
+        record = ContentRecord.find(name, folder)
+        return content_of(folder / name, source.require_files())[0] if record is None else record.sha256
 
 
 @contextmanager

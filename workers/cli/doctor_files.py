@@ -119,11 +119,14 @@ def _file_system(path: Path) -> str:
 def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:
     """The data sets of the data folder, by size and times; `deep` reads them and compares checksums."""
     from ttsv.data.catalog import DATASETS, dataset_info
+    from ttsv.data.corruptions import PUBLISHED
     from ttsv.data.own import own_names
     from ttsv.data.source import fetch_command
 
     folder = settings.data_dir / "datasets"
     findings, missing = [], []
+    for name in (name for name in PUBLISHED if deep and (folder / name).is_dir()):
+        findings.append(_corruptions(name, folder))
     for name in [*DATASETS, *own_names(folder)]:
         finding = _data_set(name, folder, deep=deep)
         info = dataset_info(name)
@@ -134,6 +137,18 @@ def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:
     if missing:
         findings.append(_data.ok(f"not here: {', '.join(missing)} (where trials need them: {fetch_command('NAME')})"))
     return findings
+
+
+def _corruptions(name: str, folder: Path) -> Finding:
+    """What is to be said of a folder of published corruptions, all of which is read."""
+    from ttsv.data import verify_dataset
+    from ttsv.errors import DataError
+
+    try:
+        sha256 = verify_dataset(name, folder.parent)
+    except DataError as error:
+        return _data.wrong(f"{name}: {error}", f"ttsv data verify {name}  # once its files are the publisher's again")
+    return _data.ok(f"{name}: every file has its checksum (content SHA-256 {sha256[:12]})")
 
 
 def _data_set(name: str, folder: Path, *, deep: bool) -> Finding | None:

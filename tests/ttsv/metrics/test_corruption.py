@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.lazily import lazily
-from ttsv.data import corruptions, generated_corruptions
+from ttsv.data import corruptions, generated_corruptions, verify_dataset
 from ttsv.data.corruptions import KINDS, CorruptionProtocol, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions, corrupted
 from ttsv.errors import ConfigError, DataError
@@ -215,6 +215,24 @@ def test_the_protocol_says_whether_files_are_the_publishers(tmp_path: Path, monk
     np.save(folder / "snow.npy", images)
     (tmp_path / "mine.sha256.json").unlink()
     assert PublishedCorruptions(folder).open().protocol["publishers_files"] is False
+
+
+def test_published_corruptions_are_verified_by_their_folders_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_published(tmp_path / "datasets" / "CIFAR-10-C", count=1)
+    with pytest.raises(DataError, match=r"CIFAR-10-C has other files than the publisher's: download it again from htt"):
+        verify_dataset("CIFAR-10-C", tmp_path)
+    md5 = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    archive = replace(corruptions.PUBLISHED["CIFAR-10-C"], md5=md5)
+    monkeypatch.setitem(corruptions.PUBLISHED, "CIFAR-10-C", archive)
+    record = json.loads((tmp_path / "datasets/CIFAR-10-C.sha256.json").read_text())
+    assert verify_dataset("CIFAR-10-C", tmp_path) == record["sha256"]
+    with (folder / "snow.npy").open("r+b") as file:
+        file.seek(200)
+        file.write(b"other")
+    with pytest.raises(DataError, match=r"snow\.npy has changed since the set's first use"):
+        verify_dataset("CIFAR-10-C", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "given", "wanted"), [("CIFAR-10-C", 100, 10), ("CIFAR-100-C", 10, 100)])

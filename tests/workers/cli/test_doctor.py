@@ -724,6 +724,15 @@ class TestData:
         self.mend(found)
         is_ok(self.look(machine), "digits: as at its first use")
 
+    def test_published_corruptions(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (machine / "datasets" / "CIFAR-10-C").mkdir(parents=True)
+        assert not [one for one in self.look(machine) if "CIFAR-10-C" in one.says], "they are gigabytes"
+        found = only(self.look(machine, deep=True), "labels.npy is missing")
+        assert found.status is Status.WRONG
+        assert str(found.mend).startswith("ttsv data verify CIFAR-10-C")
+        monkeypatch.setattr("ttsv.data.shared._verify_corruptions", lambda *_: "0123456789abcdef")
+        is_ok(self.look(machine, deep=True), "CIFAR-10-C: every file has its checksum (content SHA-256 0123456789ab)")
+
     @pytest.fixture
     def own(self, machine: Path) -> Path:
         """A set of one's own that was used."""

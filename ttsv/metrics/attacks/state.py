@@ -178,18 +178,20 @@ class StateFile:
     def load(self) -> AttackState | None:
         """The state, torch's random numbers set to go on from it; None without a file.
 
-        Raises `ConfigError` for another attack's file and `DataError` for one that is cut or altered.
+        Raises `ConfigError` for another attack's file, `DataError` for one that is cut or altered, and `OSError` where
+        the disk does not give it: that says nothing of what is in it.
         """
         if not self.path.exists():
             return None
         try:
+            content = self.path.read_bytes()
             with safetensors.safe_open(self.path, "pt") as file:
                 metadata = file.metadata()
-            tensors = load(self.path.read_bytes())
+            tensors = load(content)
             body = json.loads(metadata["body"])
             if metadata["sha256"] != _digest(metadata["body"], tensors):
                 raise ValueError("its SHA-256 differs")
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise DataError(f"{self.path} is no whole state of an attack ({error}): remove it to start anew") from error
         for name, value in self.identity.items():
             if body["identity"].get(name) != value:

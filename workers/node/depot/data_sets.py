@@ -1,7 +1,7 @@
 """Data sets of a node: the same as the head's, by SHA-256, or brought from there."""
 
-import hashlib
-import json
+import logging
+import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,12 @@ from service.storage import copy_out, require_inside, trouble_of
 from service.storage.store import Store
 from ttsv.errors import DataError, TrialError
 
+logger = logging.getLogger(__name__)
+
 FOLDER = "datasets"
 """Of data sets, in a data folder."""
+_ASIDE = ".before-sync"
+"""Folder, among data sets, of files in whose place those of the head came."""
 
 Told = Callable[[str, int, int | None], None]
 """Called while files come: a file's name, the bytes that are here, and all its bytes."""
@@ -88,15 +92,18 @@ def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
 
 def _corruptions(name: str, folder: Path) -> tuple[str, dict[str, str]]:
     """The SHA-256 of a folder of corrupted images, and of its files, as at the first use. Raises `DataError`."""
-    from ttsv.data.corruptions import PUBLISHED, PublishedCorruptions
-    from ttsv.data.record import ContentRecord, file_hashes
+    from ttsv.data.corruptions import PublishedCorruptions, content_of
+    from ttsv.data.record import ContentRecord
+    from ttsv.data.shared import locked
 
-    PublishedCorruptions(folder / name).require_files()
+    files = PublishedCorruptions(folder / name).require_files()
+    if ContentRecord.find(name, folder) is None:
+        with locked(_dataset_of(name), folder):  # gigabytes, which one reads for all that ask
+            if ContentRecord.find(name, folder) is None:
+                return content_of(folder / name, files)
     record = ContentRecord.find(name, folder)
-    if record is not None:
-        return record.sha256, dict(record.files)
-    hashes = file_hashes([folder / name / file for file in sorted(PUBLISHED[name].md5)], folder)
-    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest(), hashes
+    assert record is not None
+    return record.sha256, dict(record.files)
 
 
 def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -> bool:
@@ -106,6 +113,7 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     head has none and this machine neither, `OtherDataError` where this machine has another one under the name, and
     `OSError`.
     """
+    from ttsv.data.catalog import own_set
     from ttsv.data.corruptions import PUBLISHED
     from ttsv.data.record import ContentRecord
     from ttsv.data.shared import find_shared, locked, open_shared
@@ -127,13 +135,14 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
             f"results would not be comparable; on {host}, and not on the head, remove {record.path} and the set's "
             f"files, then run `ttsv data sync {name}` there"
         )
-    if record is not None and _whole(theirs, folder) and (corrupted or find_shared(name, folder) is not None):
+    whole = record is not None and _whole(theirs, folder, read=corrupted)
+    if whole and (corrupted or find_shared(name, folder) is not None):
         return False
     folder.mkdir(parents=True, exist_ok=True)
     failed: OSError | None = None
     with locked(_dataset_of(name), folder):  # which takes every error of the disk for one of the set
         try:
-            came = _bring_files(theirs, folder, head, told)
+            came = _bring_files(theirs, folder, head, told, aside=record is None and own_set(name) is not None)
         except OSError as error:
             failed = error
         else:
@@ -166,8 +175,11 @@ def bring_baseline(dataset: str, data_dir: Path, head: Store) -> None:
             copy_out(head, path, place)
 
 
-def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: Told) -> bool:
-    """Copies the files that are not here, or other ones; whether there were any. Raises `OSError`."""
+def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: Told, *, aside: bool) -> bool:
+    """Copies the files that are not here, or other ones; whether there were any. Raises `OSError`.
+
+    With `aside` other ones are kept: of what was never used here nobody knows whether it is somebody's only copy.
+    """
     from ttsv.data.download import file_digest
 
     came = False
@@ -178,6 +190,11 @@ def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: 
             def show(done: int, path: str = path, size: int = file.size) -> None:
                 told(path, done, size)
 
+            if aside and place.exists():
+                kept = folder / _ASIDE / secrets.token_hex(4) / path
+                kept.parent.mkdir(parents=True)
+                place.rename(kept)
+                logger.warning("%s is not the head's: it is in %s now, and the head's comes", place, kept)
             copy_out(head, f"{FOLDER}/{path}", place, sha256=file.sha256, resume=True, told=show)
             came = True
     return came
@@ -190,10 +207,19 @@ def _dataset_of(name: str) -> str:
     return next((dataset for dataset, folder in PUBLISHED_CORRUPTIONS.items() if folder == name), name)
 
 
-def _whole(wanted: DataSetFiles, folder: Path) -> bool:
-    """Whether every file is here, by its size: what it holds is compared when it is first used."""
+def _whole(wanted: DataSetFiles, folder: Path, *, read: bool) -> bool:
+    """Whether every file is here, by its size; or where they are `read`, by its SHA-256.
+
+    What a data set holds is compared when it is first used, so before training, and corrupted images after it.
+    """
+    from ttsv.data.download import file_digest
+
     try:
-        return all((folder / path).stat().st_size == file.size for path, file in wanted.files.items())
+        return all(
+            (folder / path).stat().st_size == file.size
+            and (not read or file_digest(folder / path, "sha256") == file.sha256)
+            for path, file in wanted.files.items()
+        )
     except FileNotFoundError:
         return False
 

@@ -1,4 +1,5 @@
 import copy
+import errno
 import importlib.metadata
 import math
 import os
@@ -384,6 +385,22 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="remove it"):
             attack()
+
+
+@pytest.mark.usefixtures("shortened")
+def test_a_disk_that_gives_no_state_says_nothing_of_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, (images, labels) = tmp_path / "state", some_digits()
+    attack = partial(autoattack, trained(linear), images, labels, state_path=path)
+    attack()
+
+    def read(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(OSError, match="Input/output error"):
+        attack()
 
 
 @pytest.mark.usefixtures("shortened")

@@ -127,7 +127,10 @@ def test_the_same_content_in_other_files_is_brought_and_goes_on(head: Head, node
 
 def test_a_set_that_is_here_but_was_never_used_is_compared(head: Head, node: Path) -> None:
     save(node, seed=1)
+    before = (node / "datasets/mine.npz").read_bytes()
     assert bring_data_set("npz:mine", node, head, quiet), "another file of the name was never used for anything"
+    (kept,) = (node / "datasets/.before-sync").rglob("*.npz")
+    assert kept.read_bytes() == before, "it may be its owner's only copy"
     assert load_dataset("npz:mine", node).sha256 == load_dataset("npz:mine", head.root).sha256
 
 
@@ -196,9 +199,16 @@ def test_corrupted_images(head: Head, node: Path, monkeypatch: pytest.MonkeyPatc
         np.save(folder / name, np.frombuffer(os.urandom(100), np.uint8))
     assert bring_data_set("CIFAR-10-C", node, head, quiet)
     assert {path.name for path in (node / "datasets/CIFAR-10-C").iterdir()} == set(PUBLISHED["CIFAR-10-C"].md5)
+    record = (head.root / "datasets/CIFAR-10-C.sha256.json").read_text()
+    assert record == (node / "datasets/CIFAR-10-C.sha256.json").read_text(), "as at the first use of either"
     read = head.bytes_read
     assert not bring_data_set("CIFAR-10-C", node, head, quiet)
     assert head.bytes_read == read
+    spoilt = node / "datasets/CIFAR-10-C/snow.npy"
+    spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
+    assert bring_data_set("CIFAR-10-C", node, head, quiet), "trials would be refused it, once they have trained"
+    assert head.bytes_read == read + spoilt.stat().st_size
+    assert spoilt.read_bytes() == (folder / "snow.npy").read_bytes()
     assert head.data_sets() == ["npz:mine", "CIFAR-10-C"]
 
 
