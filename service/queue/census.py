@@ -15,6 +15,7 @@ from service.database import ClusterNode, Event, Experiment, ExperimentState, Ta
 from service.experiments.events import EventKind
 from service.queue import nodes
 from service.queue.leases import HEARD_WITHIN
+from service.queue.places import STARTING
 from service.queue.rests import ALL_REST
 from service.queue.shares import AT_A_TIME, NEEDS, NO_NODE
 
@@ -25,6 +26,7 @@ WAITING = {
     "places": (NEEDS,),
     "rest": (ALL_REST,),
     "driver": ("its driver",),
+    "start": (STARTING,),
     "worker": ("no worker", NO_NODE),
 }
 """How reasons begin or end for which experiments wait, by class; besides: `unfit` (no node has room) and `other`."""

@@ -16,6 +16,8 @@ from operator import itemgetter
 from service.queue.capacity import Floor, Place, Standing
 from service.queue.shares import Amount, Demand, allocate, on_whole_cards
 
+STARTING = "there is room for it: its processes start, or its trials' `error` says what keeps them"
+"""Said where nothing lacks."""
 SHORT_SECONDS = 3.0
 """For so long an experiment may have fewer trials than its share before anybody asks why: one ends, the next begins."""
 SAY_SECONDS = 10.0
@@ -302,6 +304,7 @@ class Places:
             return said
         if lack is not None and (kept := self._kept.get(number)) is not None:
             lack += f"; {floor.host(kept.node)} is kept for it while trials end there"
+        lack = lack or STARTING
         self._said[number] = lack, now
         return lack
 

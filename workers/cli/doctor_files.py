@@ -124,9 +124,7 @@ def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:
     from ttsv.data.source import fetch_command
 
     folder = settings.data_dir / "datasets"
-    findings, missing = [], []
-    for name in (name for name in PUBLISHED if deep and (folder / name).is_dir()):
-        findings.append(_corruptions(name, folder))
+    findings, missing = [_corruptions(name, folder) for name in PUBLISHED if deep and (folder / name).is_dir()], []
     for name in [*DATASETS, *own_names(folder)]:
         finding = _data_set(name, folder, deep=deep)
         info = dataset_info(name)

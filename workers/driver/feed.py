@@ -15,7 +15,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database.outages import Backoff
 from service.errors import LeaseLostError
 from workers.driver.hanging import unlimited
-from workers.trial_process.messages import CrowdedReport, HinderedReport, Job
+from workers.trial_process.messages import (
+    CrowdedReport,
+    EpochReport,
+    HinderedReport,
+    Job,
+    ResultReport,
+    StageReport,
+    StartedReport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +31,10 @@ LOOK_SECONDS = 1.0
 """How long it goes unnoticed at most that the database has trials again, where it had none."""
 PLACE_SECONDS = 5.0
 """So long a trial that was handed out may wait for room before free processes are for it, and not for later ones."""
+ELSEWHERE_SECONDS = 10.0
+"""So long a trial that was handed out waits for another node than that on which it was hindered last."""
+HINDERED_SECONDS = 15.0
+"""So long none begins on a node where one trial after the other was hindered."""
 ENDLESS = 2**31
 """More trials than Tune is ever given: it wants to know how many there will be."""
 
@@ -33,13 +45,31 @@ NextJob = Callable[[Collection[int]], Job | None]
 class Slots:
     """How many trials a driver may have begin now. It starts with none; `unlimited` where no worker says anything.
 
-    `shunned` are nodes (ids of Ray) on which none may begin.
+    The nodes (ids of Ray) that are `shunned` are those on which none may begin: as the worker says, and for a while
+    those where trials in a row were hindered, be it the node's doing or theirs. That costs nobody a place: who waits
+    for a node has none.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        self.shunned: tuple[str, ...] = ()
+        self._shunned: tuple[str, ...] = ()
+        self._hindering: dict[str, float] = {}
+        """When a node's next trial may begin that hindered its last one."""
         self._changed = threading.Condition()
+
+    @property
+    def shunned(self) -> tuple[str, ...]:
+        """They."""
+        now = time.monotonic()
+        return tuple(sorted({*self._shunned, *(node for node, until in self._hindering.items() if until > now)}))
+
+    def hindered(self, node: str) -> None:
+        """A trial could not go on there."""
+        self._hindering[node] = time.monotonic() + HINDERED_SECONDS if node in self._hindering else 0.0
+
+    def got_on(self, node: str) -> None:
+        """One did there."""
+        self._hindering.pop(node, None)
 
     @property
     def count(self) -> int:
@@ -54,7 +84,7 @@ class Slots:
     def set(self, count: int, shunned: Iterable[str] = ()) -> None:
         """The worker decided anew."""
         with self._changed:
-            self._count, self.shunned = count, tuple(shunned)
+            self._count, self._shunned = count, tuple(shunned)
             self._changed.notify_all()
 
     def unlimited(self) -> None:
@@ -102,7 +132,10 @@ class Feed(Searcher):
         self._look_after = 0.0
         self._outage = Backoff(first=LOOK_SECONDS)
         self._cache: Any = None
-        self._shunned = slots.shunned
+        self._nodes: dict[str, str] = {}
+        """Where those at work are."""
+        self._hindered: dict[int, str] = {}
+        """Where a trial was hindered last."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Searcher, (self.metric, self.mode))  # Tune keeps a pickled copy in its books; nobody uses it
@@ -150,15 +183,25 @@ class Feed(Searcher):
         if job.alone:
             self._clearing = job.trial_id
         self.handed_out += 1
-        return {"job": asdict(job), "shunned": self._slots.shunned}
+        return {"job": asdict(job), "shunned": self.shunned_by(trial_id)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Learns nothing."""
+        """Learns where a trial is, and that it gets on there."""
+        report = result.get("report")
+        if isinstance(report, StartedReport) and report.node is not None:
+            self._nodes[trial_id] = report.node
+        elif isinstance(report, EpochReport | ResultReport) or (isinstance(report, StageReport) and report.further):
+            self._hindered.pop(self._at_work.get(trial_id, 0), None)
+            self._slots.got_on(self._nodes.get(trial_id, ""))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Has a slot again, if it still may have it."""
-        ended = self._at_work.pop(trial_id, None)
+        self.on_trial_result(trial_id, result or {})
+        ended, node = self._at_work.pop(trial_id, None), self._nodes.pop(trial_id, None)
         self._since.pop(trial_id, None)
+        if ended is not None and node is not None and isinstance((result or {}).get("report"), HinderedReport):
+            self._hindered[ended] = node
+            self._slots.hindered(node)
         if ended is not None:
             self.began(ended)  # where it ended before
         with self._settling:
@@ -173,12 +216,12 @@ class Feed(Searcher):
         """For how many seconds what Tune calls so has been handed out."""
         return time.monotonic() - self._since.get(trial_id, math.inf)
 
-    def shuns_others(self) -> tuple[str, ...] | None:
-        """The nodes that are shunned where they are others than when this was last asked: what waits must know."""
-        if self._shunned == self._slots.shunned:
-            return None
-        self._shunned = self._slots.shunned
-        return self._shunned
+    def shunned_by(self, trial_id: str) -> tuple[str, ...]:
+        """The nodes on which what Tune calls so must not begin now."""
+        shunned, node = self._slots.shunned, self._hindered.get(self._at_work.get(trial_id, 0))
+        if node is None or node in shunned or self.waited(trial_id) > ELSEWHERE_SECONDS:
+            return shunned
+        return (*shunned, node)
 
     def watch(self, cache: Any) -> None:
         """Gets Tune's cache of idle processes, of which it keeps one unasked."""

@@ -91,6 +91,7 @@ class SearchTrials(Feed):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Keeps the newest value."""
+        super().on_trial_result(trial_id, result)
         if self.metric in result:
             self._values[trial_id] = result[self.metric]
 

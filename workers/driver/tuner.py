@@ -201,8 +201,7 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
     tuner = controller._tune_controller
     _let_go(tuner)
     feed.watch(tuner._actor_cache)
-    if (shunned := feed.shuns_others()) is not None:
-        _send_elsewhere(tuner, shunned)
+    _send_elsewhere(tuner, feed)
     late: list[Trial] = [trial for trial in tuner._pending_trials if _is_late(tuner, trial, feed)]
     if late:
         return max(late, key=lambda trial: (_began_before(trial), feed.waited(trial.trial_id)))
@@ -245,12 +244,13 @@ def _began_before(trial: Trial) -> bool:
     return job.attempt > 0 or job.stored_epochs > 0
 
 
-def _send_elsewhere(tuner: Any, shunned: tuple[str, ...]) -> None:
+def _send_elsewhere(tuner: Any, feed: Feed) -> None:
     """Has trials that wait for a process, handed out before, know which nodes are shunned now.
 
     Else one would wait for a node that is full while another has room again, or take what is kept for others.
     """
     for trial in list(tuner._pending_trials):
+        shunned = feed.shunned_by(trial.trial_id)
         if tuple(trial.config["shunned"]) == shunned:
             continue
         if (actor := tuner._trial_to_actor.get(trial)) is not None:

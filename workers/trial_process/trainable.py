@@ -73,8 +73,8 @@ REPORT_SECONDS = 0.5
 """Epochs shorter than this are reported together, unless each is wanted for itself."""
 STAGE_SECONDS = 10.0
 """Between two reports of how far an evaluation is."""
-HINDERED_SECONDS = 15.0
-"""How long a process takes no other trial that met trouble with its machine, as a full disk, or a card."""
+UNABLE_SECONDS = 15.0
+"""How long a process in which no trial can run keeps the next one from starting."""
 
 COMPARED_EPOCH = "compared_epoch"
 """The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
@@ -118,14 +118,13 @@ class TrialTrainable(tune.Trainable):
         self._shared = f"; it had {gpus:g} of a GPU" if shares else ""
         self._refused: str | None = None
         self._unable: Exception | None = None
-        self._takes_none_until = 0.0
         try:
             self._prepare(gpus, config["cpus"], shares=shares)
         except Exception as error:  # of torch's libraries, or the driver: whatever trial came here would meet it
             logger.exception("no trial can run in this process")
             self._unable = error
         if self._unable is not None or self._refused is not None:
-            time.sleep(HINDERED_SECONDS)  # its trial has not begun: to no limit of it does this count
+            time.sleep(UNABLE_SECONDS)  # its trial has not begun: to no limit of it does this count
         self._begin(cast(TuneConfig, config))
 
     def _prepare(self, gpus: float, cpus: float, *, shares: bool) -> None:
@@ -160,7 +159,6 @@ class TrialTrainable(tune.Trainable):
         if self._broken:
             raise BrokenContextError(f"{UNABLE} {socket.gethostname()} in a process whose card or libraries failed")
         self._end()
-        time.sleep(max(0.0, self._takes_none_until - time.monotonic()))
         self._begin(cast(TuneConfig, new_config))
         return True
 
@@ -225,18 +223,13 @@ class TrialTrainable(tune.Trainable):
             return FailureReport("oom", "the trial does not fit the machine's memory")
         except Exception as error:
             if trouble_of(error) is not None:
-                return self._hindered(f"{socket.gethostname()} cannot keep the trial's files: {error}")
+                return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
             if isinstance(error, OtherDataError):
                 _show_problem(str(error))
-                return self._hindered(str(error))
+                return HinderedReport(str(error))
             if isinstance(error, TrialError):
                 return FailureReport(error.failure, str(error))
             return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
-
-    def _hindered(self, message: str) -> HinderedReport:
-        """The trial is to rest, and others are not to meet the same trouble one after the other."""
-        self._takes_none_until = time.monotonic() + HINDERED_SECONDS
-        return HinderedReport(message)
 
 
 def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: float) -> Iterator[Report]:

@@ -226,7 +226,7 @@ class Scheduler:
         if (reason := _misfit(one, room)) is not None:
             return reason
         if one.rests_until is not None and not one.demand.trials:
-            return f"{ALL_REST} until {one.rests_until:%H:%M:%S} UTC, as it lost its process before"
+            return f"{ALL_REST} until {one.rests_until:%H:%M:%S} UTC, as its trials' `error` says"
         return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
 
     def _how_far(self) -> int:

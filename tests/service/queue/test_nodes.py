@@ -230,8 +230,9 @@ def test_prometheus_is_told_why_experiments_wait(api: TestClient, database: Data
         "limit": "8 experiments run at a time here; TTSV_MAX_EXPERIMENTS",
         "unfit": "needs 3 GPUs on one node; the largest has 2",
         "places": "needs 2 GPUs on one node; 2 are free, on different nodes",
-        "rest": "what is left of it rests until 12:34:56 UTC, as it lost its process before",
+        "rest": "what is left of it rests until 12:34:56 UTC, as its trials' `error` says",
         "driver": "its driver died or could not start once",
+        "start": "there is room for it: its processes start, or its trials' `error` says what keeps them",
         "worker": "no worker is there",
         "other": "nobody knows",
     }

@@ -18,9 +18,10 @@ from service.errors import LeaseLostError
 from service.queue.contenders import amount
 from service.queue.shares import Amount
 from service.specs.spec import Fifo, Resources
-from workers.driver.feed import Feed, Slots
+from ttsv.results import StageProgress
+from workers.driver.feed import HINDERED_SECONDS, Feed, Slots
 from workers.driver.tuner import make_scheduler
-from workers.trial_process.messages import CrowdedReport, HinderedReport, Job
+from workers.trial_process.messages import CrowdedReport, EpochReport, HinderedReport, Job, StageReport, StartedReport
 from workers.trial_process.trainable import Reservation
 
 FINISHED = Searcher.FINISHED
@@ -165,6 +166,8 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
     lessened: list[Any] = []
     controller: Any = SimpleNamespace(_tune_controller=tuner)
     table = Table(3, slots=3)
+    table.slots.set(3, ["bad"])
+    new.config["shunned"] = ("bad",)
     scheduler: Any = make_scheduler(Fifo(), table.feed)
     scheduler.choose_trial_to_run(controller)
     assert gone == []
@@ -264,6 +267,71 @@ def test_what_is_to_run_again_by_its_own_word_comes_before_all_that_never_began(
     assert table.suggest("c") is None
     table.feed.settled(1)
     assert table.suggest("c") == 1
+
+
+class TestHindered:
+    """A node's disk may be full, or a trial's own files not be there to be read: who knows."""
+
+    def begin(self, table: Table, name: str, node: str) -> tuple[str, ...]:
+        """Hands a trial out; the nodes that it shuns. Its process is on this one."""
+        config = table.feed.suggest(name)
+        table.feed.on_trial_result(name, {"report": StartedReport("gpu1", [], node=node)})
+        return tuple(config["shunned"])
+
+    def hinder(self, table: Table, name: str, trial_id: int) -> None:
+        table.feed.on_trial_complete(name, {"report": HinderedReport("the disk is full"), "done": True})
+        table.feed.settled(trial_id)
+
+    def test_a_trial_goes_elsewhere_for_a_while_and_then_wherever_there_is_room(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = Table(2, slots=1)
+        assert self.begin(table, "a", "full") == ()
+        self.hinder(table, "a", 1)
+        assert self.begin(table, "b", "other") == ("full",)
+        assert table.feed.shunned_by("b") == ("full",)
+        monkeypatch.setattr("workers.driver.feed.ELSEWHERE_SECONDS", 0.0)
+        assert table.feed.shunned_by("b") == (), "there may be no other node"
+        monkeypatch.undo()
+        table.feed.on_trial_result("b", {"report": EpochReport([])})
+        table.end("b", 1, again=True)
+        assert self.begin(table, "c", "other") == (), "it got on meanwhile"
+
+    def test_where_trials_in_a_row_were_hindered_none_begins_for_a_while(self) -> None:
+        table = Table(4, slots=2)
+        for number, name in ((1, "a"), (2, "b")):
+            assert self.begin(table, name, "full") == ()
+            table.waiting.remove(number)  # it rests
+            self.hinder(table, name, number)
+        table.slots.set(2, ["kept"])
+        assert self.begin(table, "c", "other") == ("full", "kept")
+
+    def test_once_one_got_on_there_it_is_as_others(self) -> None:
+        table = Table(4, slots=1)
+        for number, name in ((1, "a"), (2, "b")):
+            assert self.begin(table, name, "node") == ()
+            if number == 2:
+                table.feed.on_trial_result(
+                    name, {"report": StageReport(StageProgress(stage="x", done=1, total=2), True)}
+                )
+            table.waiting.remove(number)
+            self.hinder(table, name, number)
+        assert self.begin(table, "c", "node") == (), "one in a row alone was hindered"
+
+    def test_a_node_is_shunned_no_longer_than_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [100.0]
+        monkeypatch.setattr("workers.driver.feed.time", SimpleNamespace(monotonic=lambda: clock[0]))
+        slots = Slots()
+        slots.hindered("node")
+        assert list(slots.shunned) == []
+        for _ in range(2):
+            slots.hindered("node")
+            assert list(slots.shunned) == ["node"]
+            clock[0] += HINDERED_SECONDS + 1
+            assert list(slots.shunned) == []
+        slots.got_on("node")
+        slots.hindered("node")
+        assert list(slots.shunned) == []
 
 
 class TestTwice:

@@ -333,7 +333,7 @@ class TestHalving:
     def test_the_feed_decides_of_tunes_idle_processes(self, wanted: Fifo | Asha) -> None:
         """Schedulers alone are shown Tune's controller; and its pickled books hold no feed."""
         fed, cache = feed(), SimpleNamespace(_may_keep_one=None)
-        first, second, third = waiting = [Mock(trial_id=name) for name in "abc"]
+        first, second, third = waiting = [Mock(trial_id=name, config={"shunned": ()}) for name in "abc"]
         tuner = SimpleNamespace(
             _stopped_trials=set(),
             _failed_trials=set(),

@@ -48,7 +48,6 @@ def disk(small_disk: Callable[[int], Path]) -> Path:
 
 @pytest.fixture
 def trainable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialTrainable]:
-    monkeypatch.setattr("workers.trial_process.trainable.HINDERED_SECONDS", 0.0)
     monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
     trainable = TrialTrainable.__new__(TrialTrainable)  # Ray's constructor wants a running cluster
     trainable.setup(config(tmp_path, good, trial_id=99))

@@ -48,7 +48,7 @@ from workers.trial_process.messages import (
     StartedReport,
 )
 from workers.trial_process.resources import Sampler
-from workers.trial_process.trainable import COMPARED_EPOCH, HINDERED_SECONDS, TrialTrainable
+from workers.trial_process.trainable import COMPARED_EPOCH, UNABLE_SECONDS, TrialTrainable
 
 CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
 
@@ -252,9 +252,6 @@ def test_files_that_cannot_be_kept_are_not_the_trials_fault(
     room: bool,
     said: str,
 ) -> None:
-    """The process takes no other trial for a while."""
-    waited = list[float]()
-    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", waited.append)
     if not room:
         full(monkeypatch)
     trainable.reset_config(config(tmp_path, raising(error)))
@@ -262,10 +259,7 @@ def test_files_that_cannot_be_kept_are_not_the_trials_fault(
     assert isinstance(final, HinderedReport)
     assert final.message.startswith(f"{socket.gethostname()} cannot keep the trial's files: ")
     assert said in final.message
-    assert HINDERED_SECONDS not in waited, "the trial's limits do not count that"
-    del waited[:]
-    assert trainable.reset_config(config(tmp_path, good, fence=2))
-    assert waited[0] == pytest.approx(HINDERED_SECONDS, abs=5)
+    assert trainable.reset_config(config(tmp_path, good, fence=2)), "another trial may have better luck"
     assert isinstance(reports(trainable)[-1], ResultReport)
 
 
@@ -273,8 +267,7 @@ def test_another_data_set_is_the_nodes_trouble_and_not_the_trials(
     trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node says so before the trial is tried again: else it would come here once more."""
-    happened = list[str | float]()
-    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", happened.append)
+    happened = list[str]()
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_accelerator_ids=dict))
     monkeypatch.setattr("workers.trial_process.trainable.complain", happened.append)
@@ -287,15 +280,13 @@ def test_another_data_set_is_the_nodes_trouble_and_not_the_trials(
     monkeypatch.setattr("workers.trial_process.trainable._here", lambda: (socket.gethostname(), None))
     trainable.reset_config(config(tmp_path, good))
     assert reports(trainable)[-1] == HinderedReport(words)
-    assert [one for one in happened if one] == [words]
-    happened.clear()
+    assert happened == [words]
 
     def refuse(_words: str) -> None:
         raise RuntimeError("the head does not answer")
 
     monkeypatch.setattr("workers.trial_process.trainable.complain", refuse)
     trainable.reset_config(config(tmp_path, good, fence=2))
-    assert happened == [pytest.approx(HINDERED_SECONDS, abs=5)]
     assert reports(trainable)[-1] == HinderedReport(words)
 
 
@@ -344,7 +335,7 @@ def test_a_process_that_mps_does_not_take_ends_before_it_computes(
         words = f"{NOT_TAKEN} on {socket.gethostname()}: Error 807: MPS server is not ready to accept new MPS client"
         with pytest.raises(BrokenContextError, match=words):
             trainable.step()
-        assert waited == [HINDERED_SECONDS]
+        assert waited == [UNABLE_SECONDS]
         with pytest.raises(BrokenContextError, match="no trial can run on"):
             trainable.reset_config(config(tmp_path, good))
     trainable.cleanup()
@@ -381,7 +372,7 @@ def test_nothing_is_held_against_a_trial_where_no_trial_can_run(
     trainable.setup(config(tmp_path, good))
     with pytest.raises(BrokenContextError, match=f"^no trial can run on {socket.gethostname()}: import of torch"):
         trainable.step()
-    assert waited == [HINDERED_SECONDS]
+    assert waited == [UNABLE_SECONDS]
     with pytest.raises(BrokenContextError, match="no trial can run on"):
         trainable.reset_config(config(tmp_path, good))
     trainable.cleanup()

@@ -161,7 +161,6 @@ def test_killed_and_gone_on_with_to_the_same(trial: Trial, words: int, job: dict
 
 
 def test_one_left_over_ends_and_spoils_nothing(trial: Trial, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.trial_process.trainable.HINDERED_SECONDS", 0.0)
     trial.begin()
     for _ in range(3):
         trial.step()

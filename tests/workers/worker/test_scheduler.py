@@ -130,7 +130,7 @@ def test_what_rests_is_neither_claimed_nor_completed(database: "Database") -> No
 
     for _ in range(2):
         assert scheduler.share([node]), "there is something to do soon"
-        reason = f"what is left of it rests until {until:%H:%M:%S} UTC, as it lost its process before"
+        reason = f"what is left of it rests until {until:%H:%M:%S} UTC, as its trials' `error` says"
         assert (list.__len__(claims), *said()) == (0, "queued", 0, reason)
     database.write(lambda session: session.execute(update(Trial).values(rests_until=now())))
     assert scheduler.share([node])
