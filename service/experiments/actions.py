@@ -103,16 +103,20 @@ def retry(
     """Queues the trials of these states again, with their attempts counted anew; a final experiment is queued again.
 
     `states` are of FAILED, DIVERGED and CANCELLED. Epochs are kept, and training goes on from the last checkpoint that
-    is left. Trials that succeeded keep their results. Raises `QuotaError`.
+    is left. Trials that succeeded keep their results. A search that ended so before it had made all its trials makes
+    the rest. Raises `QuotaError`.
     """
     experiment = _lock(session, experiment_id, who)
     _refuse_archived(experiment, "retried")
     _refuse_stopping(experiment, "retried")
     asked = (Trial.experiment_id == experiment.id, Trial.state.in_(states))
     trials = session.scalar(select(func.count()).where(*asked)) or 0
-    if not trials:
+    further = 0
+    if experiment.spec.get("search") is not None and experiment.state.value in {state.value for state in states}:
+        further = max(0, experiment.grid_points - experiment.trial_count)
+    if not trials and not further:
         return experiment
-    check_quota(session, who, trials)
+    check_quota(session, who, trials + further)
     fresh = {
         "state": TrialState.QUEUED,
         "attempts": 0,

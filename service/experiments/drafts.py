@@ -5,7 +5,7 @@ Functions take a Session and change nothing; `submission` stores what they draft
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, TypedDict
 
@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.access.security import ANYONE, Principal
-from service.database import Experiment, Trial, TrialState
+from service.database import Artifact, Experiment, Trial, TrialState
 from service.errors import FieldProblem, SpecError, StateError
 from service.experiments import store
 from service.experiments.events import EventKind
@@ -81,7 +81,9 @@ def draft_reevaluation(
     )
     configs: dict[str, TrialFields] = {}
     sources: dict[str, int] = {}
-    for trial_id, source, config in session.execute(query):
+    found = session.execute(query).all()
+    there, removed = _networks(session, {number for trial_id, source, _ in found for number in (trial_id, source)})
+    for trial_id, source, config in found:
         own = config.get("evaluation")
         merged = {**config, "evaluation": {**(own if isinstance(own, Mapping) else {}), **evaluation}}
         try:
@@ -91,9 +93,15 @@ def draft_reevaluation(
         fingerprint = parsed.fingerprint()
         if fingerprint not in configs:
             configs[fingerprint] = parsed.to_dict()
-            sources[fingerprint] = source or trial_id
+            # What evaluated another's network has a copy, by which it can be evaluated once the other is gone.
+            sources[fingerprint] = trial_id if source is None or (source in removed and trial_id in there) else source
     if not configs:
         raise StateError(f"experiment {experiment_id} has no trial that succeeded: there is nothing to evaluate yet")
+    if removed.issuperset(sources.values()):
+        raise StateError(
+            f"experiment {experiment_id}: the networks of all its trials were removed to make room: "
+            "there is nothing to evaluate; clone it, which trains them anew"
+        )
     base, trials = factored(list(configs.values()))
     if isinstance(training := base.get("training"), dict):
         for unknown in LOOKING_ON:  # to a driver of a version before, as `kept` says
@@ -107,6 +115,15 @@ def draft_reevaluation(
     )
     plan = expand_grid(spec, max_trials=max_trials, facts=facts)
     return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
+
+
+def _networks(session: Session, trials: Collection[int | None]) -> tuple[set[int], set[int]]:
+    """The trials, of these, of whose network a file is kept, and of whose it was removed."""
+    query = select(Artifact.trial_id, Artifact.removed_at).where(Artifact.kind == "model")
+    kept, removed = set[int](), set[int]()
+    for trial_id, removed_at in session.execute(query.where(Artifact.trial_id.in_(trials))):
+        (kept if removed_at is None else removed).add(trial_id)
+    return kept, removed
 
 
 def _wrong(error: ConfigError) -> SpecError:

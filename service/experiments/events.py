@@ -74,7 +74,7 @@ def list_events(
     project_id: int | None = None,
     kinds: Sequence[EventKind] = (),
 ) -> Sequence[Event]:
-    """Events by their numbers: of one experiment, of a project's experiments, or of all.
+    """Events by their numbers: of one experiment, of a project's experiments, deleted ones too, or of all.
 
     Those that come after number `after` in this order; of these kinds, or where none is named of every kind.
     """
@@ -86,5 +86,7 @@ def list_events(
     if kinds:
         query = query.where(Event.kind.in_(kinds))
     if project_id is not None:
-        query = query.join(Experiment, Experiment.id == Event.experiment_id).where(Experiment.project_id == project_id)
+        of_deleted = Event.experiment_id.is_(None) & (Event.detail["project_id"].as_integer() == project_id)
+        query = query.outerjoin(Experiment, Experiment.id == Event.experiment_id)
+        query = query.where((Experiment.project_id == project_id) | of_deleted)
     return session.scalars(query).all()

@@ -9,11 +9,20 @@ from service.storage.attempts import Attempt, begin, is_later, logs_of, remove_c
 from service.storage.folder import Folder
 from service.storage.marker import MARKER, mark_of, marked
 from service.storage.objects import Objects
-from service.storage.opening import bucket_problem, open_kept, open_storage, problem_of, require_bucket, without_secrets
+from service.storage.opening import (
+    SETTING,
+    bucket_problem,
+    open_kept,
+    open_storage,
+    problem_of,
+    require_bucket,
+    without_secrets,
+)
 from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside, trouble_of
 
 __all__ = [
     "MARKER",
+    "SETTING",
     "Attempt",
     "DamagedFileError",
     "Folder",

@@ -9,23 +9,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from service.errors import UserError
 from service.storage.folder import Folder
 from service.storage.objects import Objects, numbered
 from service.storage.store import Store
 
+SETTING = "TTSV_STORAGE: "
+"""How it is said that such a name can name no store."""
 _ANSWER_SECONDS = 10.0
 """How long a store's server may be silent before somebody who looks at it goes on."""
 _OBJECTS = ("s3",)
 _UNWRITABLE = 3
 _ASK = f"""
 import sys
+from service.errors import UserError
 from service.storage.opening import require_bucket, require_writable
 place, status = sys.stdin.read(), 1
 try:
     require_bucket(place)
     status = {_UNWRITABLE}
     require_writable(place)
-except (OSError, ValueError) as error:
+except (OSError, UserError) as error:
     print(error)
     sys.exit(status)
 """
@@ -50,10 +54,10 @@ def without_secrets(place: str) -> str:
 def open_storage(place: str) -> Store:
     """The store of a folder's path, or of a URL `s3://BUCKET/PREFIX?OPTION=VALUE...` as `pyarrow.fs` reads it.
 
-    Raises `ValueError` of what is neither, and `OSError`.
+    Raises `UserError` of what is neither, and `OSError`.
     """
     if problem := problem_of(place):
-        raise ValueError(f"TTSV_STORAGE: {problem}")
+        raise UserError(f"{SETTING}{problem}")
     if "://" not in place:
         return Folder(Path(place))
     from pyarrow.fs import SubTreeFileSystem
@@ -115,5 +119,5 @@ def _file_system(place: str) -> tuple[Any, str]:
         with numbered(without_secrets(place)):  # where it names no region the network is asked for it
             filesystem, root = FileSystem.from_uri(place)
     except ValueError as error:
-        raise ValueError(f"TTSV_STORAGE: {error}") from error
+        raise UserError(f"{SETTING}{error}") from error
     return filesystem, str(root)

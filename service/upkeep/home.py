@@ -14,7 +14,7 @@ from service.database import Home
 from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
-from service.storage import MARKER, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
+from service.storage import MARKER, SETTING, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,15 @@ def _write(database: Database, settings: Settings, *, over: bool) -> None:
 
 
 def _answers(settings: Settings) -> bool:
-    """Whether the store does, which else is waited for longer than anybody's start may take."""
+    """Whether the store does, which else is waited for longer than anybody's start may take.
+
+    Raises `UserError` where what `TTSV_STORAGE` names can be none.
+    """
     if settings.storage is None or "://" not in settings.storage:
         return True
     if (problem := bucket_problem(settings.storage)) is not None:
+        if (wrong := problem.partition(SETTING))[1]:
+            raise UserError("".join(wrong[1:]))
         logger.warning("the store of trials' files (TTSV_STORAGE) %s", problem)
     return problem is None
 

@@ -73,7 +73,7 @@ def _network(settings: "Settings") -> Iterator[Finding]:
     url = make_url(settings.database_url or f"sqlite:///{settings.data_dir / 'ttsv.db'}")
     if url.get_backend_name() != "sqlite" or not url.database:
         return
-    file = Path(url.database).absolute()
+    file = Path(url.database).resolve()
     kind = _file_system(file)
     if kind.startswith(_NETWORK):
         says = f"{file} lies on {kind}, whose locks SQLite cannot rely on: use a local disk, or PostgreSQL"

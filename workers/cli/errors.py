@@ -42,10 +42,10 @@ def _message(error: Exception) -> str | None:
     from pydantic import ValidationError
 
     from service.client import ApiError, DamagedError
-    from service.errors import NotFoundError, UserError
+    from service.errors import ConflictError, NotFoundError, StateError, UserError
     from ttsv.errors import TrialError
 
-    if isinstance(error, ApiError | DamagedError | NotFoundError | UserError | TrialError):
+    if isinstance(error, ApiError | DamagedError | NotFoundError | UserError | ConflictError | StateError | TrialError):
         return str(error)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):  # `| head` has read enough: no error
         return str(error)

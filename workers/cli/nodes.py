@@ -107,8 +107,8 @@ def head_address(head: str) -> str:
     from service.errors import UserError
 
     host, _, port = head.partition(":")
-    if not host or not (port or "6379").isdecimal():
-        raise UserError(f"--head {head}: must be HOST or HOST:PORT")
+    if not host or not (port or "6379").isdecimal() or not 0 < int(port or "6379") < 2**16:
+        raise UserError(f"--head {head}: must be HOST or HOST:PORT, of ports 1 to 65535")
     return f"{host}:{port or 6379}"
 
 

@@ -105,13 +105,17 @@ def _shows_amx() -> bool:
 
 
 def describe(folder: Path, environment: Mapping[str, str] = os.environ) -> Machine:
-    """What this machine has, of its GPUs those that `environment` shows, of its disks the one of `folder`."""
+    """What this machine has, of its GPUs those that `environment` shows, of its disks the one of `folder`.
+
+    That may still be to be made.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     listed = _listed_gpus()
     return Machine(
         versions=versions(),
         gpus=tuple(listed[name] for name in _shown(environment, listed) if name in listed),
         memory_gib=round(memory_bytes() / _GIB, 1),
-        free_disk_gib=round(shutil.disk_usage(folder).free / _GIB, 1),
+        free_disk_gib=round(shutil.disk_usage(there).free / _GIB, 1),
         bf16=computes_bf16({**environment, **usable_instructions()}),
     )
 

@@ -224,7 +224,8 @@ class Membership:
             return Verdict(Outcome.UNANSWERED, f"the probe cannot be run: {error}")
 
     def _probed(self, name: str) -> Verdict:
-        machine = describe(Path(tempfile.gettempdir()), {**os.environ, **self._offer.environment})
+        folder = self._data_folder() or Path(self._path_on_head or tempfile.gettempdir())
+        machine = describe(folder, {**os.environ, **self._offer.environment})
         note = NodeNote(name, socket.gethostname(), machine)
         env = {**without_settings(), **usable_instructions(), **token_environment(self._token), **self._own_data()}
         try:

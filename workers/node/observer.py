@@ -21,9 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from service.errors import UserError
 from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
 from service.specs.states import NodeState
-from workers.node.machine import describe, versions
+from workers.node.machine import describe, own_address, versions
 from workers.node.notes import STORAGE, STORAGE_MARKER, Folder, HeadNote, Notes, host_of, misfits, said
 
 LOOK_SECONDS = 1.0
@@ -153,8 +154,10 @@ def _describe(head: HeadNote | None) -> tuple[str, float, bool, list[str]]:
     from service.queue.cluster import machine_as_json
     from workers.node.machine import describe
     from workers.node.probe import folder_problems, store_problems
+    from workers.node.scratch import node_data
 
-    machine = describe(Path(tempfile.gettempdir()), environment={})  # a task without a GPU sees none
+    folder = Path(tempfile.gettempdir()) if head is None or head.data_dir is None else node_data(head.data_dir)
+    machine = describe(folder, environment={})  # a task without a GPU sees none
     sees_folder = head is None or head.folder is None or head.folder.seen()
     problems = [] if head is None else [*store_problems(head), *folder_problems(head)]
     return machine_as_json(machine).decode(), time.time(), sees_folder, problems
@@ -192,6 +195,14 @@ class Books:
                 found.append(node_id)
                 self._due[node_id] = moment + pause, min(2 * pause, _ROUSE_SELDOM_SECONDS)
         return found
+
+
+def _is_here(info: Any) -> bool:
+    """Whether a node is of this machine. What joined by `ray start` has the paths of the head, wherever it is."""
+    try:
+        return Path(info.raylet_socket_name).exists() and bool(own_address(info.node_manager_address, "its address"))
+    except UserError:
+        return False
 
 
 def _unaccounted(total: Mapping[str, float], free: Mapping[str, float]) -> bool:
@@ -233,7 +244,7 @@ class Observer:
                     nodes.append(_node(node_id, info, self._answers.get(node_id, Answer(None)), NodeState.LEFT))
                 continue
             alive.append(node_id)
-            if Path(info.raylet_socket_name).exists():
+            if _is_here(info):
                 here.append((not info.is_head_node, node_id))
             answer = self._answers[node_id] = self._answer(node_id, info, introduced)
             nodes.append(_node(node_id, info, answer, NodeState.ALIVE))
@@ -277,7 +288,7 @@ class Observer:
             except ValueError:
                 return Answer(None, _OTHER_NOTES)
             return _UNKNOWN if note is None else Answer(note.machine, note.problem)
-        if Path(info.raylet_socket_name).exists():  # this machine
+        if _is_here(info):
             if self._here is None or time.monotonic() > self._here_until:
                 self._here = Answer(dataclasses.replace(describe(self._data_dir), clock_seconds=0.0))
                 self._here_until = time.monotonic() + ASK_AGAIN_SECONDS

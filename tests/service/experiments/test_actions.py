@@ -1,5 +1,6 @@
 """What people do with experiments, over HTTP and in the database, the same on SQLite and Postgres."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from service.database import (
 from service.database.engine import Database
 from service.experiments import actions
 from service.queue import leases
-from service.queue.contenders import Specs, contenders
+from service.queue.contenders import Specs, contenders, give_up_unfit
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
 from tests.held import reported, under, unfinished_trials, write
@@ -332,6 +333,22 @@ class TestRetry:
         say(api, experiment_id, "cancel")
         answer = say(api, experiment_id, "retry")
         assert (answer["state"], answer["revision"]) == ("cancelled", 1)
+
+    @pytest.mark.parametrize("ended", ["given up", "cancelled"])
+    def test_a_search_that_ended_before_its_first_trial_goes_on(
+        self, api: TestClient, database: Database, claim: Claim, ended: str
+    ) -> None:
+        search = {"algorithm": "random", "trials": 4, "space": {"seed": {"int": [0, 9]}}}
+        base = {"dataset": "digits", "model": "small-cnn"}
+        answer = api.post("/v1/experiments", json={"name": "search", "base": base, "search": search})
+        number = answer.json()["id"]
+        if ended == "cancelled":
+            say(api, number, "cancel")
+            assert say(api, number, "retry")["state"] == "cancelled", "it was not asked for"
+        else:
+            database.write(partial(give_up_unfit, experiment_id=number, worker="w", reason="needs 3 GPUs on one node"))
+        assert say(api, number, "retry", {"states": ["failed", "cancelled"]})["state"] == "queued"
+        assert claim().experiment_id == number
 
 
 class TestArchive:

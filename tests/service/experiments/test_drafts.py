@@ -1,6 +1,7 @@
 """Experiments made of other experiments, and experiments that grow, the same on SQLite and Postgres."""
 
 import itertools
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.database import (
+    Artifact,
     Event,
     Experiment,
     ExperimentState,
     Result,
     Trial,
     TrialState,
+    now,
 )
 from service.database.engine import Database
 from service.errors import StateError
@@ -288,6 +291,28 @@ class TestReevaluate:
         post(api, f"{path}/re-evaluate", {"evaluation": {"lipschitz": "ascent"}}, 201)
         assert table(Trial)[8].source_trial_id == sources[4]  # the one that was trained, not the one between
         assert "re-evaluates others' trials" in post(api, f"{path}/extend", {"trials": [{}]}, 409)["detail"]
+
+    def test_of_networks_that_were_removed_copies_are_evaluated_or_none(
+        self, trained: str, api: TestClient, table: Table, claim: Claim, finish: Finish, database: Database
+    ) -> None:
+        again = post(api, f"{trained}/re-evaluate", {"evaluation": {"lipschitz": "fgsm"}}, 201)
+        copy = table(Trial)[4]
+        finish(claim(), copy.id)
+        path = f"/v1/experiments/{again['id']}"
+
+        def leave(trial_id: int, removed_at: datetime | None) -> None:
+            file = {"path": f"{trial_id}", "sha256": "0" * 64, "size": 1}
+            row = Artifact(trial_id=trial_id, kind="model", removed_at=removed_at, **file)
+            database.write(lambda session: session.add(row))
+
+        for trial in (table(Trial)[0], table(Trial)[3]):
+            leave(trial.id, now())
+        words = "the networks of all its trials were removed to make room"
+        for where in (trained, path):
+            assert words in post(api, f"{where}/re-evaluate", {"evaluation": {"lipschitz": "ascent"}}, 409)["detail"]
+        leave(copy.id, None)
+        post(api, f"{path}/re-evaluate", {"evaluation": {"lipschitz": "ascent"}}, 201)
+        assert table(Trial)[-1].source_trial_id == copy.id
 
     @pytest.mark.parametrize(
         ("evaluation", "field"),

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.errors import UserError
 from service.settings import Settings
 from service.storage import (
     MARKER,
@@ -615,7 +616,7 @@ class TestNames:
     @pytest.mark.parametrize("place", ["relative/folder", "s3://", "ftp://host/folder", "gs://bucket", "s3:///prefix"])
     def test_what_is_neither_a_folder_nor_a_bucket_is_refused(self, place: str) -> None:
         assert problem_of(place)
-        with pytest.raises(ValueError, match="absolute path, or s3://"):
+        with pytest.raises(UserError, match="absolute path, or s3://"):
             open_storage(place)
         with pytest.raises(ValueError, match="absolute path, or s3://"):
             Settings(storage=place)

@@ -33,6 +33,7 @@ from service.database.engine import Database
 from service.errors import NotFoundError, StateError
 from service.experiments import actions, store
 from service.experiments.drafts import draft_reevaluation
+from service.experiments.events import EventKind, list_events
 from service.experiments.listing import ExperimentFilter, TrialFilter, list_experiments, list_trials
 from service.experiments.submission import submit
 from service.queue.census import take_census
@@ -275,6 +276,9 @@ class TestDeleted:
         with database.read() as session:
             assert session.get_one(Project, project_id).deleted_gpu_hours == pytest.approx(1.5)
             assert session.get(Experiment, other) is not None
+            told = partial(list_events, session, limit=9, kinds=[EventKind.DELETED])
+            assert [event.detail["experiment"] for event in told(project_id=project_id)] == [number]
+            assert told(project_id=99) == [], "who deleted it is told to its project alone"
 
     def test_many_trials_go_in_steps_and_two_workers_do_not_meet(
         self, database: Database, folder: DataFolder, submit: Callable[..., int]

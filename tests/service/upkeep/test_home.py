@@ -62,6 +62,15 @@ class TestFolders:
         shutil.copytree(tmp_path / "api", tmp_path / "copied")
         settle(database, at("copied"))
 
+    def test_what_can_name_no_store_is_refused_and_not_waited_for(self, database: Database, at: At) -> None:
+        typed = at("api").model_copy(update={"storage": "s3://bucket/x?region=y&nosuch=1"})
+        for come in (settle, move_here):
+            with pytest.raises(UserError, match="TTSV_STORAGE: Unexpected query parameter"):
+                come(database, typed)
+        settle(database, at("api"))
+        with pytest.raises(UserError, match="TTSV_STORAGE: Unexpected query parameter"):
+            refuse_elsewhere(database, typed)
+
     def test_a_mount_that_is_missing(self, database: Database, at: At) -> None:
         settle(database, at("api"))
         (at("api").data_dir / MARKER).unlink()

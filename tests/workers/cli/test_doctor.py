@@ -271,6 +271,8 @@ class TestDisk:
         (folder / "ttsv.db").touch()
         mend = "ttsv backup ttsv.backup && export TTSV_DATABASE_URL=sqlite:////var/lib/ttsv/ttsv.db && ttsv restore"
         is_wrong(self.look(folder), f"lies on {kind}, whose locks", mend)
+        (machine / "link").symlink_to(folder)
+        is_wrong(self.look(machine / "link"), f"lies on {kind}, whose locks", mend)
         for url in ("postgresql://host/x", f"sqlite:///{machine / 'local.db'}"):
             assert worst(self.look(folder, url)) is Status.OK  # files may lie there
         assert worst(self.look(machine / "data")) is Status.OK

@@ -43,6 +43,8 @@ def test_people_have_weights_and_one_at_first(keys: Keys) -> None:
         (2, "Invalid value for '--weight'", ("person", "vision", "ada", "--weight", "nan")),
         (2, "Invalid value for '--weight'", ("person", "vision", "ada", "--weight", "1001")),
         (2, "Missing option '--weight'", ("person", "vision", "ada")),
+        (1, "there is a project 'vision' already", ("create", "Vision", "--owner", "ada")),
+        (1, "there is a project 'vision' already", ("project", "Vision")),
     ],
 )
 def test_what_is_wrong_is_named(keys: Keys, code: int, says: str, command: tuple[str, ...]) -> None:

@@ -51,13 +51,15 @@ class Board:
         self.infos: list[Any] = []
         self.client = SimpleNamespace(get_all_node_info=lambda timeout: dict(enumerate(self.infos)))
 
-    def add(self, name: str, number: int, *, socket: str = "/nowhere", **resources: float) -> Any:
+    def add(
+        self, name: str, number: int, *, socket: str = "/nowhere", address: str = "127.0.0.1", **resources: float
+    ) -> Any:
         info = SimpleNamespace(
             node_id=bytes([number]) * 2,
             node_name=name,
             state=0,
             node_manager_hostname=f"host-{name}",
-            node_manager_address="10.0.0.9",
+            node_manager_address=address,
             raylet_socket_name=socket,
             is_head_node=number == 1,
             resources_total={"memory": 2.5 * 2**30} | resources,
@@ -167,6 +169,20 @@ def test_a_node_is_what_it_says_of_itself(board: Board, looking: Observer, tmp_p
     questions: Any = looking._questions
     assert questions.ids == ["0202"]
     assert questions.kept == ["0303", "0202", "0101"]
+
+
+def test_a_machine_that_joined_by_ray_start_is_asked_though_it_has_the_paths_of_the_head(
+    board: Board, looking: Observer, tmp_path: Path
+) -> None:
+    socket = tmp_path / "raylet"
+    socket.touch()
+    board.add("a", 1, socket=str(socket))
+    board.add("", 2, socket=str(socket), address="192.0.2.9")  # of no machine: kept for documents (RFC 5737)
+    _, other = looking.look()
+    assert (other.machine, other.problem) == (None, "not yet")
+    questions: Any = looking._questions
+    assert questions.ids == ["0202"]
+    assert board.heads.notes["head"].node == "0101"
 
 
 def test_of_nodes_whose_hosts_are_called_alike_the_first_is_the_one_that_came_first(
