@@ -28,6 +28,7 @@ from workers.trial_process.messages import (
     Report,
     ResourceReport,
     ResultReport,
+    StageReport,
     StartedReport,
 )
 
@@ -115,7 +116,8 @@ class TuneCallback(tune.Callback):
             if isinstance(report, EpochReport):
                 self._recorder.stopped_early(trial_id)
         else:
-            self._watchdog.heard(trial_id, report.node if isinstance(report, StartedReport) else None)
+            node = report.node if isinstance(report, StartedReport) else None
+            self._watchdog.heard(trial_id, node, waits=isinstance(report, StageReport) and report.waits)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""

@@ -40,7 +40,8 @@ class Verdict(Enum):
 class _Attempt:
     """When it `began`, `reported` last, and was `heard` of, by a report or by a sign of life, whose `headway` it is.
 
-    One that is `leaving` was asked to end by itself, and what it did is stored once it has `left`.
+    While it `waits` for files its time stands still. One that is `leaving` was asked to end by itself, and what it did
+    is stored once it has `left`.
     """
 
     actor: Any
@@ -49,6 +50,7 @@ class _Attempt:
     reported: float
     heard: float
     node: str | None = None
+    waits: bool = False
     headway: int | None = None
     longest_pause: float = 0.0
     yields_at: float | None = None
@@ -91,14 +93,16 @@ class Watchdog:
             self._running[trial_id] = _Attempt(actor, job, began=now, reported=now, heard=now)
             self._choose()  # it may have been handed out before fewer might run
 
-    def heard(self, trial_id: int, node: str | None = None) -> None:
-        """The trial reported, perhaps on which node it is; one that is to give way does so now."""
+    def heard(self, trial_id: int, node: str | None = None, *, waits: bool = False) -> None:
+        """The trial reported, perhaps on which node it is, or that it `waits`; one that is to give way does so now."""
         with self._lock:
             attempt = self._running.get(trial_id)
             if attempt is None:
                 return
             now = self._now()
             attempt.longest_pause = max(attempt.longest_pause, now - attempt.reported)
+            attempt.began += now - attempt.reported if attempt.waits else 0.0
+            attempt.waits = waits
             attempt.reported = attempt.heard = now
             if node is not None and node != attempt.node:
                 attempt.node = node
@@ -203,7 +207,8 @@ class Watchdog:
             now = self._now()
             for trial_id, attempt in self._running.items():
                 hung = hung_seconds(self._hung_after, attempt.longest_pause)
-                if self._timeout is not None and now - attempt.began > self._timeout:
+                spent = (attempt.reported if attempt.waits else now) - attempt.began
+                if self._timeout is not None and spent > self._timeout:
                     found.append((trial_id, Verdict.TIMEOUT, self._timeout))
                 elif now - attempt.heard > hung:
                     found.append((trial_id, Verdict.HUNG, hung))

@@ -143,12 +143,21 @@ class ResourceReport:
     series: "ResourceSeries"
 
 
+STORING, BRINGING = "storing files", "data set"
+"""How stages begin in which a trial waits for files to be where they belong, or for those of its data set."""
+
+
 @dataclass(frozen=True)
 class StageReport:
     """The trial's evaluation got on; `further`: to where no earlier attempt came."""
 
     stage: StageProgress
     further: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for files, which is no doing of the trial's."""
+        return self.stage.stage.startswith((STORING, BRINGING))
 
 
 Report = (

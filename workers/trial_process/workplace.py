@@ -18,7 +18,7 @@ from workers.node.depot.data_sets import bring_baseline, bring_data_set
 from workers.node.depot.home import Home
 from workers.node.depot.remote import RemoteFolder
 from workers.node.scratch import node_data, scratch_folder
-from workers.trial_process.messages import Job
+from workers.trial_process.messages import BRINGING, STORING, Job
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Workplace:
         """
         if self.courier is not None:
             for _ in self.courier.syncing(TOLD_SECONDS):
-                yield StageProgress(stage="storing files", done=0, total=1)
+                yield StageProgress(stage=STORING, done=0, total=1)
 
     def network(self, path: str) -> Path:
         """The file of a network that another trial left, brought here if need be. Raises `DataError` without one."""
@@ -143,7 +143,7 @@ def _aside(work: Callable[[Callable[[str, int, int | None], None]], object], nam
         while not over.wait(TOLD_SECONDS):
             mib = 2**20
             yield StageProgress(
-                stage=f"data set {name}", done=state["done"] // mib, total=max(1, state["total"] // mib)
+                stage=f"{BRINGING} {name}", done=state["done"] // mib, total=max(1, state["total"] // mib)
             )
     finally:
         unwanted.set()

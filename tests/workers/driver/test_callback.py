@@ -15,7 +15,9 @@ from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, job_of, reason_of
 from workers.trial_process.messages import (
+    BRINGING,
     NOT_TAKEN,
+    STORING,
     EpochReport,
     FailureReport,
     Job,
@@ -91,7 +93,8 @@ def test_what_a_trial_used_is_written_with_the_pace_of_its_reports() -> None:
         0, [], tunes_trial(), {"report": report, "done": False}
     )
     assert recorder.reported.call_args == call(7, ResourceReport(series | {"pace": pace}))
-    assert watchdog.mock_calls == [call.pace(7), call.heard(7, None)]  # what it heard just now ends a pause first
+    # What it heard just now ends a pause first.
+    assert watchdog.mock_calls == [call.pace(7), call.heard(7, None, waits=False)]
 
 
 NODE_DIED = [
@@ -250,10 +253,14 @@ def test_every_word_but_the_last_is_heard() -> None:
         call.recorder.started(7),
     ]
     epoch = EpochReport([made_epoch(1)])
-    for report, node in ((StartedReport("node-1", [], node="a1b2"), "a1b2"), (epoch, None), (STAGE, None)):
+    began = StartedReport("node-1", [], node="a1b2")
+    stages = (STORING, f"{BRINGING} digits")
+    files = [StageReport(StageProgress(stage=stage, done=0, total=1), further=False) for stage in stages]
+    words = [(began, "a1b2", False), (epoch, None, False), (STAGE, None, False), *((one, None, True) for one in files)]
+    for report, node, waits in words:
         both.reset_mock()
         callback.on_trial_result(0, [], trial, {"report": report, "done": False})
-        assert both.mock_calls == [call.recorder.reported(7, report), call.watchdog.heard(7, node)]
+        assert both.mock_calls == [call.recorder.reported(7, report), call.watchdog.heard(7, node, waits=waits)]
     both.reset_mock()
     failure, result = FailureReport("oom", "too large"), ResultReport(made_result(), [])
     callback.on_trial_result(0, [], trial, {"report": failure, "done": True})

@@ -103,6 +103,20 @@ def test_however_much_it_says(killer: Killer) -> None:
 
 
 @pytest.mark.slow
+def test_while_it_waits_for_files_its_time_stands_still(killer: Killer) -> None:
+    """A store may be away for minutes, and the head read a data set for longer."""
+    watchdog = killer.watchdog(timeout=1.5)
+    watchdog.began(1, "actor 1")
+    for _ in range(3):
+        watchdog.heard(1, waits=True)
+        time.sleep(0.6)
+    watchdog.heard(1)
+    assert killer.said == []
+    eventually(lambda: killer.said)
+    assert killer.said == [(1, Verdict.TIMEOUT, 1.5)]
+
+
+@pytest.mark.slow
 def test_what_says_nothing(killer: Killer) -> None:
     watchdog = killer.watchdog(hung_after=0.5)
     watchdog.began(1, "actor 1")
@@ -338,7 +352,9 @@ class TestGivingWay:
         passes = Passes(lambda *_, **__: iter(()), recorder)
         passes.allow(0, {})
         spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
-        passes.run(cast("Any", SimpleNamespace(spec=spec, data_dir=Path(), home=SimpleNamespace(storage=None))))
+        passes.run(
+            cast("Any", SimpleNamespace(spec=spec, data_dir=Path(), home=SimpleNamespace(data_dir="", storage=None)))
+        )
         assert recorded == [1]
 
     def test_at_last_without_a_word(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
