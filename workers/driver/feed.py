@@ -55,6 +55,7 @@ class Slots:
         self._shunned: tuple[str, ...] = ()
         self._hindering: dict[str, float] = {}
         """When a node's next trial may begin that hindered its last one."""
+        self._hindered: dict[int, str] = {}
         self._changed = threading.Condition()
 
     @property
@@ -63,12 +64,18 @@ class Slots:
         now = time.monotonic()
         return tuple(sorted({*self._shunned, *(node for node, until in self._hindering.items() if until > now)}))
 
-    def hindered(self, node: str) -> None:
+    def hindered(self, trial_id: int, node: str) -> None:
         """A trial could not go on there."""
+        self._hindered[trial_id] = node
         self._hindering[node] = time.monotonic() + HINDERED_SECONDS if node in self._hindering else 0.0
 
-    def got_on(self, node: str) -> None:
+    def hindered_on(self, trial_id: int) -> str | None:
+        """The node on which a trial could not go on last; None since it did."""
+        return self._hindered.get(trial_id)
+
+    def got_on(self, trial_id: int, node: str) -> None:
         """One did there."""
+        self._hindered.pop(trial_id, None)
         self._hindering.pop(node, None)
 
     @property
@@ -134,8 +141,6 @@ class Feed(Searcher):
         self._cache: Any = None
         self._nodes: dict[str, str] = {}
         """Where those at work are."""
-        self._hindered: dict[int, str] = {}
-        """Where a trial was hindered last."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Searcher, (self.metric, self.mode))  # Tune keeps a pickled copy in its books; nobody uses it
@@ -191,8 +196,7 @@ class Feed(Searcher):
         if isinstance(report, StartedReport) and report.node is not None:
             self._nodes[trial_id] = report.node
         elif isinstance(report, EpochReport | ResultReport) or (isinstance(report, StageReport) and report.further):
-            self._hindered.pop(self._at_work.get(trial_id, 0), None)
-            self._slots.got_on(self._nodes.get(trial_id, ""))
+            self._slots.got_on(self._at_work.get(trial_id, 0), self._nodes.get(trial_id, ""))
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Has a slot again, if it still may have it."""
@@ -200,8 +204,7 @@ class Feed(Searcher):
         ended, node = self._at_work.pop(trial_id, None), self._nodes.pop(trial_id, None)
         self._since.pop(trial_id, None)
         if ended is not None and node is not None and isinstance((result or {}).get("report"), HinderedReport):
-            self._hindered[ended] = node
-            self._slots.hindered(node)
+            self._slots.hindered(ended, node)
         if ended is not None:
             self.began(ended)  # where it ended before
         with self._settling:
@@ -218,7 +221,7 @@ class Feed(Searcher):
 
     def shunned_by(self, trial_id: str) -> tuple[str, ...]:
         """The nodes on which what Tune calls so must not begin now."""
-        shunned, node = self._slots.shunned, self._hindered.get(self._at_work.get(trial_id, 0))
+        shunned, node = self._slots.shunned, self._slots.hindered_on(self._at_work.get(trial_id, 0))
         if node is None or node in shunned or self.waited(trial_id) > ELSEWHERE_SECONDS:
             return shunned
         return (*shunned, node)

@@ -322,16 +322,24 @@ class TestHindered:
         clock = [100.0]
         monkeypatch.setattr("workers.driver.feed.time", SimpleNamespace(monotonic=lambda: clock[0]))
         slots = Slots()
-        slots.hindered("node")
+        slots.hindered(7, "node")
         assert list(slots.shunned) == []
         for _ in range(2):
-            slots.hindered("node")
+            slots.hindered(7, "node")
             assert list(slots.shunned) == ["node"]
             clock[0] += HINDERED_SECONDS + 1
             assert list(slots.shunned) == []
-        slots.got_on("node")
-        slots.hindered("node")
+        slots.got_on(7, "node")
+        slots.hindered(7, "node")
         assert list(slots.shunned) == []
+
+    def test_where_a_trial_was_hindered_the_next_pass_knows(self) -> None:
+        """All that is left may rest meanwhile: then Tune's pass ends."""
+        table = Table(1, slots=1)
+        self.begin(table, "a", "full")
+        self.hinder(table, "a", 1)
+        table.feed = Feed(table.next_job, table.slots, table.say_over)
+        assert self.begin(table, "b", "other") == ("full",)
 
 
 class TestTwice:

@@ -152,7 +152,14 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     if failed is not None:
         raise failed
     if not corrupted:
-        open_shared(name, folder)
+        try:
+            open_shared(name, folder)
+        except DataError as error:  # every file is the head's: there are others besides, as a further image
+            if trouble_of(error) is not None:
+                raise
+            raise OtherDataError(
+                f"dataset = {name!r}: on {socket.gethostname()}, and not on the head: {error}"
+            ) from error
     return came
 
 

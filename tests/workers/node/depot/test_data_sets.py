@@ -188,6 +188,11 @@ def test_folders_of_images(head: Head, node: Path) -> None:
             Image.fromarray(pixels).save(head.root / f"datasets/pets/train/{label}/{number}.png")
     assert bring_data_set("folder:pets", node, head, quiet)
     assert load_dataset("folder:pets", node).sha256 == load_dataset("folder:pets", head.root).sha256
+    Image.fromarray(pixels).save(node / f"datasets/pets/train/{label}/more.png")
+    with pytest.raises(
+        OtherDataError, match=r"on .*, and not on the head: .*more\.png is new since the set's first use"
+    ):
+        bring_data_set("folder:pets", node, head, quiet)
 
 
 def test_corrupted_images(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
