@@ -14,6 +14,8 @@ FIRST_SECONDS, LONGEST_SECONDS = 15.0, 300.0
 """So long a trial rests at first and at most: each time twice as long, until it gets on."""
 RESTLESS_DEATHS = 4
 """So often in a row its process may die before a trial rests, whatever it died of."""
+LONGEST_OF_HINDERED = 120.0
+"""So long at most where its machine could not keep its files: a disk may have room again at any moment."""
 LONGEST_OF_DEATHS = 60.0
 """So long at most then: where it was somebody else's doing, that is over in a moment."""
 

@@ -131,7 +131,7 @@ class TuneCallback(tune.Callback):
                 charged, reason = self._needs_too_much(said), _short_of_memory(said)
                 longest_rest = rests.LONGEST_SECONDS
             elif _GPU_LOST in said or _DISK.search(said):
-                charged, longest_rest = False, rests.LONGEST_SECONDS
+                charged, longest_rest = False, rests.LONGEST_OF_HINDERED
             logger.warning("trial %d lost its process: %s", trial_id, reason)
             self._recorder.died(trial_id, reason, charged=charged, longest_rest=longest_rest)
 

@@ -33,7 +33,7 @@ PLACE_SECONDS = 5.0
 """So long a trial that was handed out may wait for room before free processes are for it, and not for later ones."""
 ELSEWHERE_SECONDS = 10.0
 """So long a trial that was handed out waits for another node than that on which it was hindered last."""
-HINDERED_SECONDS = 15.0
+HINDERED_SECONDS = 10.0
 """So long none begins on a node where one trial after the other was hindered."""
 ENDLESS = 2**31
 """More trials than Tune is ever given: it wants to know how many there will be."""

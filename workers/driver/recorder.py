@@ -15,7 +15,7 @@ from service.database.engine import Database
 from service.database.outages import MOST_FAILURES, Backoff, broken_connection, is_away, is_in_trouble
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
-from service.queue.rests import LONGEST_SECONDS
+from service.queue.rests import LONGEST_OF_HINDERED
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.results import deciding, protocol_fingerprint
 from ttsv.runtime.faults import fault
@@ -110,7 +110,7 @@ class Recorder:
                 self._put(
                     trial_id,
                     lambda held: held.lose_trial(
-                        trial_id, message, charged=False, longest_rest=LONGEST_SECONDS, began=began
+                        trial_id, message, charged=False, longest_rest=LONGEST_OF_HINDERED, began=began
                     ),
                     settles=True,
                 )

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from service.database.experiments import Pace
-from service.queue.rests import LONGEST_SECONDS
+from service.queue.rests import LONGEST_OF_HINDERED
 from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, job_of, reason_of
@@ -151,7 +151,7 @@ def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(
     recorder, watchdog = MagicMock(), MagicMock()
     TuneCallback(recorder, watchdog, MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
     (said,) = recorder.died.call_args_list
-    longest = LONGEST_SECONDS if words is LOST else 0.0
+    longest = LONGEST_OF_HINDERED if words is LOST else 0.0
     assert (said.args[0], said.kwargs) == (7, {"charged": charged, "longest_rest": longest})
 
 
@@ -162,7 +162,7 @@ def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(tmp_path: 
     recorder = MagicMock()
     TuneCallback(recorder, MagicMock(), MagicMock()).on_trial_error(0, [], tunes_trial(7, str(file)))
     said = recorder.died.call_args.kwargs
-    longest = LONGEST_SECONDS if rests else 0.0
+    longest = LONGEST_OF_HINDERED if rests else 0.0
     assert said == {"charged": False, "longest_rest": longest}, "or the process has waited by itself"
 
 

@@ -277,7 +277,7 @@ def test_nothing_is_held_against_a_trial_whose_files_cannot_be_kept(lab: Lab) ->
     assert recorder.flush(5)
     trial = bench.trials()[0]
     assert (trial.state, trial.epoch, trial.deaths, trial.attempts) == ("queued", 1, 0, 0)
-    assert trial.error == "the disk is full; after that it rests for 300 s"
+    assert trial.error == "the disk is full; after that it rests for 120 s"
     assert trial.rests_until is not None, "others begin meanwhile"
     assert told == [first] * (MAX_DEATHS + 2)
 
