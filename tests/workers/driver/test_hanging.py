@@ -93,6 +93,6 @@ def test_a_pass_may_last_while_tunes_loop_turns_or_waits_for_the_database(
 
     monkeypatch.setattr(Passes, "_tuner", lambda *_: SimpleNamespace(fit=fit))
     spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
-    work: Any = SimpleNamespace(spec=spec, data_dir=tmp_path, home=SimpleNamespace(storage=None))
+    work: Any = SimpleNamespace(spec=spec, data_dir=tmp_path, home=SimpleNamespace(data_dir="", storage=None))
     Passes(lambda *_, **__: iter(()), cast("Any", None)).run(work)
     assert [*seen, hanging._left] == [300, math.inf, 300, math.inf]
