@@ -5,7 +5,7 @@ Functions take a Session and change nothing; `submission` stores what they draft
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, TypedDict
 
@@ -81,9 +81,8 @@ def draft_reevaluation(
     )
     configs: dict[str, TrialFields] = {}
     sources: dict[str, int] = {}
-    found = session.execute(query).all()
-    there, removed = _networks(session, {number for trial_id, source, _ in found for number in (trial_id, source)})
-    for trial_id, source, config in found:
+    there, removed = _networks(session, experiment_id)
+    for trial_id, source, config in session.execute(query):
         own = config.get("evaluation")
         merged = {**config, "evaluation": {**(own if isinstance(own, Mapping) else {}), **evaluation}}
         try:
@@ -117,11 +116,13 @@ def draft_reevaluation(
     return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
 
 
-def _networks(session: Session, trials: Collection[int | None]) -> tuple[set[int], set[int]]:
-    """The trials, of these, of whose network a file is kept, and of whose it was removed."""
+def _networks(session: Session, experiment_id: int) -> tuple[set[int], set[int]]:
+    """Of an experiment's trials, and those whose networks they evaluate: whose network is kept, and whose removed."""
+    own, sources = (select(of).where(Trial.experiment_id == experiment_id) for of in (Trial.id, Trial.source_trial_id))
     query = select(Artifact.trial_id, Artifact.removed_at).where(Artifact.kind == "model")
+    query = query.where(Artifact.trial_id.in_(own) | Artifact.trial_id.in_(sources))
     kept, removed = set[int](), set[int]()
-    for trial_id, removed_at in session.execute(query.where(Artifact.trial_id.in_(trials))):
+    for trial_id, removed_at in session.execute(query):
         (kept if removed_at is None else removed).add(trial_id)
     return kept, removed
 

@@ -60,12 +60,12 @@ class Slots:
 
     @property
     def shunned(self) -> tuple[str, ...]:
-        """They."""
+        """The nodes on which none may begin now, by their ids."""
         now = time.monotonic()
         return tuple(sorted({*self._shunned, *(node for node, until in self._hindering.items() if until > now)}))
 
     def hindered(self, trial_id: int, node: str) -> None:
-        """A trial could not go on there."""
+        """Notes that a trial could not go on on this node."""
         self._hindered[trial_id] = node
         self._hindering[node] = time.monotonic() + HINDERED_SECONDS if node in self._hindering else 0.0
 
@@ -74,7 +74,7 @@ class Slots:
         return self._hindered.get(trial_id)
 
     def got_on(self, trial_id: int, node: str) -> None:
-        """One did there."""
+        """Notes that a trial got on on this node."""
         self._hindered.pop(trial_id, None)
         self._hindering.pop(node, None)
 
