@@ -264,7 +264,8 @@ class Places:
                 return {}
         found, more = dict[int, int](), list[Demand]()
         for one in hungry:
-            over, further = max(0, one.running - shares.get(one.experiment_id, 0)), _more(one, shares)
+            share, further = shares.get(one.experiment_id, 0), _more(one, shares)
+            over = max(0, min(one.running, one.trials) - share)  # beyond its own limit it is lent nothing
             count, at = before.get(one.experiment_id, (0, now))
             if over >= count or now - at >= SHORT_SECONDS:
                 count, at = over, now

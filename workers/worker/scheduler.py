@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
@@ -101,9 +102,12 @@ class Scheduler:
         far = self._far_behind(found)
         rooms = {**others.rooms, **dict.fromkeys(sharing, room)}
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
-        self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
+        claimed = [one.demand for one in found if one.claimed]
+        self._usage.add(claimed, room, elapsed)
         waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
-        demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
+        away = self._on_unfit(claimed, seen, unfit) if unfit else {}
+        here = [replace(one, demand=_without(one.demand, away)) for one in found] if away else found
+        demands = [one.demand for one in here if waits[one.demand.experiment_id] is None]
         share_out = partial(allocate, nodes=left, usage=self._usage)
         due = share_out(demands, most_experiments=self._most)
         limited = len(due) == self._most < len(demands)
@@ -114,22 +118,24 @@ class Scheduler:
         keeping: dict[int, int] = {}
         if any(one.preempt for one in found):
             holding, firm = (allocate(demands, left, most_experiments=self._most, firm=firm) for firm in (False, True))
-            keeping = going_on(found, {**due, **shares}, holding, firm)
-        ours = [one.demand for one in found if one.claimed]
+            keeping = going_on(here, {**due, **shares}, holding, firm)
+        ours = [one.demand for one in here if one.claimed]
         known = [place for place in places if place.id]
-        standing = partial(self._standing, ours, seen)
+        standing = partial(self._standing, claimed, seen, unfit)
         decision = self._places.decide(ours, shares, known, standing, time.monotonic(), keeping, able)
         for number, more in decision.lent.items():
             shares[number] = shares.get(number, 0) + more
             keeping |= {number: max(keeping[number], shares[number])} if number in keeping else {}
         self._make_room(found, shares)
         self._end_idle(found, shares)
-        for one in found:
+        for one, fitting in zip(found, here, strict=True):
             number = one.demand.experiment_id
             slots = shares.get(number, 0)
             shunned = [*unfit, *decision.shunned_by(number)]
             if (driver := drivers.get(number)) is not None:
-                driver.tell(slots, keeping.get(number, sys.maxsize), shunned, decision.staying.get(number))
+                besides = one.demand.running - fitting.demand.running
+                most = keeping[number] + besides if number in keeping else sys.maxsize
+                driver.tell(slots + besides, most, shunned, decision.staying.get(number))
             elif slots and len(self._drivers) < self._most:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed and one.rests_until is None:
@@ -190,8 +196,23 @@ class Scheduler:
                     left[node][at] -= taken
         return [Amount(*(max(0.0, amount) for amount in left[place.id])) for place in places]
 
-    def _standing(self, ours: Sequence[Demand], seen: Sequence[Node]) -> list[Standing]:
-        """What runs where in this cluster: trials of ours, and of the workers that share it."""
+    def _on_unfit(
+        self, ours: Sequence[Demand], seen: Sequence[Node], unfit: Sequence[str]
+    ) -> Mapping[int, tuple[int, int]]:
+        """Experiment -> how many of its trials, and of these how many alone, run on nodes that fit no more.
+
+        They go on there, and are in nobody's way.
+        """
+        demands, found = {demand.experiment_id: demand for demand in ours}, dict[int, tuple[int, int]]()
+        for number, node, needs, _ in self._standing(ours, seen):
+            if node in unfit and number in demands:
+                trials, alone = found.get(number, (0, 0))
+                found[number] = trials + 1, alone + (needs != demands[number].needs)
+        return found
+
+    def _standing(self, ours: Sequence[Demand], seen: Sequence[Node], unfit: Sequence[str] = ()) -> list[Standing]:
+        """What runs where in this cluster, but for nodes that are `unfit`: trials of ours, and of the workers that
+        share it."""
         there = [node for node in seen if node.alive]
         needs = {demand.experiment_id: demand.needs for demand in ours}
         context = [(node.id, node.host) for node in there], needs.copy(), set(self._sharing)
@@ -201,7 +222,7 @@ class Scheduler:
         with self._database.look() as session:
             stands = self._newest_stands(session, ours)
             found = list(map(known.get, stands))  # a thousand, of which nearly all are known
-            new = [stand for stand, standing in zip(stands, found, strict=True) if standing is None]
+            new = [stand for stand, each in zip(stands, found, strict=True) if each is None]
             here = [stand for stand in new if stand[0] in needs or stand[2] in self._sharing]
             needs |= nodes.needs_of(session, {number for number, *_ in here} - needs.keys())
         known |= dict.fromkeys(new, _NOT_HERE)
@@ -209,7 +230,8 @@ class Scheduler:
             number, place, _, alone = stand
             where = node or (None if place is None else _ELSEWHERE)
             known[stand] = Standing(number, where, _needs_of(needs[number], alone=alone), nodes.cards_of(place))
-        return [standing for standing in map(known.__getitem__, stands) if standing is not _NOT_HERE]
+        standing = [each for each in map(known.__getitem__, stands) if each is not _NOT_HERE]
+        return [each for each in standing if each.node not in unfit] if unfit else standing
 
     def _newest_stands(self, session: Session, ours: Sequence[Demand] = ()) -> list[Stand]:
         """What runs where; asked again also where of `ours` more or fewer run by now: who ended has left room."""
@@ -338,8 +360,8 @@ def going_on(
 ) -> dict[int, int]:
     """Of experiments whose trials give way how many go on: as many as their shares, or those without turns, have.
 
-    All that run, where nobody lacks what is due to it as a whole: turns are taken as trials end, and experiments whose
-    turns come and go would else stop each other's trials for ever.
+    All that run within its own limit, where nobody lacks what is due to it as a whole: turns are taken as trials end,
+    and experiments whose turns come and go would else stop each other's trials for ever.
     """
     running = {one.demand.experiment_id: one.demand.running for one in found}
     lacking = any(min(shares.get(number, 0), due) > running[number] for number, due in firm.items())
@@ -347,11 +369,26 @@ def going_on(
         one.demand.experiment_id: max(
             shares.get(one.demand.experiment_id, 0),
             holding.get(one.demand.experiment_id, 0),
-            0 if lacking else one.demand.running,
+            0 if lacking else min(one.demand.running, one.demand.trials),
         )
         for one in found
         if one.preempt
     }
+
+
+def _without(demand: Demand, away: Mapping[int, tuple[int, int]]) -> Demand:
+    """What is asked of the nodes that fit: of its own limit it has so many trials fewer as run on others."""
+    trials, alone = away.get(demand.experiment_id, (0, 0))
+    trials = min(trials, demand.running)  # some may have ended since
+    alone = min(alone, trials, demand.running_alone)
+    left = max(0, demand.trials - trials)
+    return replace(
+        demand,
+        trials=left,
+        running=demand.running - trials,
+        alone=min(left, demand.alone - alone),
+        running_alone=demand.running_alone - alone,
+    )
 
 
 def _misfit(one: Contender, room: Sequence[Amount]) -> str | None:

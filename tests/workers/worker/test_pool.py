@@ -54,6 +54,10 @@ def test_grids_share_and_urgent_ones_come_first(lab: Lab) -> None:
     assert _running(lab, first)[first] == 1
     lab.database.write(lambda session: actions.change(session, first, {"max_concurrent_trials": 10_000}))
     lab.wait_for(lambda: _running(lab, first)[first] == 2, 180)
+    lab.database.write(lambda session: actions.change(session, first, {"max_concurrent_trials": 1}))
+    lab.wait_for(lambda: _running(lab, first)[first] == 1, 30)
+    time.sleep(3)
+    assert _running(lab, first)[first] == 1, "though nobody else wants the other place"
     assert {trial.deaths for trial in lab.trials(first)} == {0}
 
 

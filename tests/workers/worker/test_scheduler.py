@@ -1,17 +1,19 @@
 """Whose trials go on where trials give way, and whose turn it is when a worker starts."""
 
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from sqlalchemy import update
 
 from service.access.security import ANYONE
 from service.database import Experiment, Trial, now
-from service.experiments import submission
+from service.experiments import actions, submission
 from service.experiments.submission import Draft
-from service.queue import leases
+from service.queue import driver_reads, leases, places
 from service.queue.cluster import Node
 from service.queue.contenders import Contender
 from service.queue.shares import Amount, Demand, Usage, allocate
@@ -77,6 +79,115 @@ class Claims(list["Lease"]):
     def start(self, lease: "Lease") -> None:
         """Starts none."""
         self.append(lease)
+
+
+class Hands:
+    """A driver that begins what it may at once, and whose trials end when they are told to."""
+
+    def __init__(self, database: "Database", lease: "Lease", host: str) -> None:
+        self.lease, self.host, self.slots, self.most, self.running = lease, host, 0, 0, list[int]()
+        self._database = database
+
+    def tell(self, slots: int, most: int, *_: object) -> None:
+        """Hears of its share."""
+        self.slots, self.most = slots, most
+
+    def begin(self) -> int:
+        """Begins what it may; how many run."""
+        while len(self.running) < self.slots:
+            with self._database.read() as session:
+                trial = driver_reads.next_trial(session, self.lease, [])
+            assert trial is not None
+            self._database.write(under(self.lease, HeldExperiment.start_trial, trial.id))
+            self._database.write(under(self.lease, HeldExperiment.place_trial, trial.id, self.host))
+            self.running.append(trial.id)
+        return len(self.running)
+
+    def end(self) -> None:
+        """The oldest of its trials ends."""
+        self._database.write(under(self.lease, HeldExperiment.early_stop_trial, self.running.pop(0)))
+
+
+class AllHands(list[Hands]):
+    """Drivers whose trials begin on `host`."""
+
+    def __init__(self, database: "Database", host: str) -> None:
+        self.host, self._database = host, database
+
+    def trouble(self, _experiment_id: int) -> None:
+        """None has any."""
+
+    def start(self, lease: "Lease") -> Hands:
+        """Starts at once."""
+        self.append(Hands(self._database, lease, self.host))
+        return self[-1]
+
+
+def grid_of(database: "Database", trials: int, **words: object) -> int:
+    """An experiment of nobody's, with so many trials."""
+    document = {"name": "grid", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [*range(trials)]}}
+    spec = ExperimentSpec.model_validate(document | words)
+    plan = expand_grid(spec, max_trials=trials)
+    return database.write(lambda session: submission.submit(session, Draft(spec, plan), ANYONE).id)
+
+
+def test_a_limit_that_is_lowered_holds_though_nobody_else_waits(database: "Database") -> None:
+    """What runs beyond it is lent to nobody: its ends are not followed by others, or it gives way."""
+    number, giving = grid_of(database, 30), grid_of(database, 30, preempt=True)
+    hands = AllHands(database, "a")
+    scheduler = Scheduler(Settings(), database, cast("Any", hands), "worker", None, most=4)
+    nodes = [Node("a", "a", "", 8, 0, 8)]
+
+    def turn() -> tuple[int, ...]:
+        scheduler.share(nodes)
+        return tuple(driver.begin() for driver in sorted(hands, key=lambda one: one.lease.experiment_id))
+
+    turn()
+    assert turn() == (4, 4)
+    for experiment in (number, giving):
+        database.write(partial(actions.change, experiment_id=experiment, fields={"max_concurrent_trials": 1}))
+    turn()
+    assert sorted((driver.slots, driver.most) for driver in hands) == [(1, 1), (1, sys.maxsize)]
+    for left in (3, 2, 1, 1, 1):
+        hands[0].end()
+        assert turn()[0] == left, "nobody follows"
+    database.write(partial(actions.change, experiment_id=number, fields={"max_concurrent_trials": 10_000}))
+    assert turn()[0] == 7, "all that the other one does not want"
+
+
+def test_what_runs_on_a_node_that_fits_no_more_takes_nobodys_place(
+    database: "Database", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on there; its experiment begins as many on the others as if it ran nothing."""
+    monkeypatch.setattr(places, "SHORT_SECONDS", 0.0)
+    first, late = grid_of(database, 30), 0
+    hands = AllHands(database, "a")
+    scheduler = Scheduler(Settings(), database, cast("Any", hands), "worker", None, most=4)
+    fit = Node("a", "a", "", 4, 0, 8)
+    nodes = [fit]
+
+    def turn() -> dict[int, int]:
+        scheduler.share(nodes)
+        return {driver.lease.experiment_id: driver.begin() for driver in hands}
+
+    turn()
+    assert turn() == {first: 4}
+    nodes = [replace(fit, problem="its clock is 7 s behind"), Node("b", "b", "", 4, 0, 8)]
+    for driver in hands:
+        driver.host = "b"
+    hands.host = "b"
+    late = grid_of(database, 30)
+    turn()
+    assert turn() == {first: 6, late: 2}, "two and two on the node that fits"
+    for _ in range(2):
+        hands[0].end()  # of those that it has on the other node
+    assert turn() == {first: 4, late: 2}
+    database.write(partial(actions.change, experiment_id=first, fields={"max_concurrent_trials": 3}))
+    turn()
+    assert hands[0].slots == 3, "within its own limit all that run count"
+    for _ in range(2):
+        hands[0].end()
+    assert turn()[first] == 2
 
 
 def test_who_used_more_before_the_worker_began_is_not_first_again(database: "Database") -> None:
