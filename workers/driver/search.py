@@ -85,7 +85,8 @@ class SearchTrials(Feed):
             if tried.state in _FINAL_WITH_VALUE and tried.value is not None and tried.point:
                 self._remember(tried.point, tried.value)
         self._names: dict[str, str] = {}
-        self._values: dict[str, float] = {}
+        self._values = {tried.trial_id: tried.value for tried in history if tried.value is not None}
+        """The newest of each trial: one whose process ends in its evaluation trains no epoch in the next."""
         self._waiting: _Candidate | None = None
         self.exhausted = self._wanted <= 0
 
@@ -93,17 +94,18 @@ class SearchTrials(Feed):
         """Keeps the newest value."""
         super().on_trial_result(trial_id, result)
         if self.metric in result:
-            self._values[trial_id] = result[self.metric]
+            self._values[self._at_work[trial_id]] = result[self.metric]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tells the algorithm what its point was worth: nothing where the trial failed or its process died."""
         self.on_trial_result(trial_id, result or {})
-        value = self._values.pop(trial_id, None)
+        number = self._at_work[trial_id]
+        value = self._values.get(number)
         if error or not isinstance((result or {}).get("report"), EpochReport | ResultReport):
             value = None
         if trial_id in self._names:
             self._source.tell(self._names.pop(trial_id), value)
-        elif value is not None and (point := self._points.get(self._at_work[trial_id])):
+        elif value is not None and (point := self._points.get(number)):
             self._remember(point, value)
         super().on_trial_complete(trial_id, result, error)
 

@@ -24,7 +24,7 @@ from ttsv.config.fields import FieldValues
 from workers.driver.feed import Feed, Slots
 from workers.driver.search import SearchTrials
 from workers.driver.tuner import make_scheduler
-from workers.trial_process.messages import EpochReport, FailureReport, Job
+from workers.trial_process.messages import EpochReport, FailureReport, Job, ResultReport
 from workers.trial_process.trainable import COMPARED_EPOCH
 
 BASE = {"dataset": "digits", "model": "small-cnn"}
@@ -243,6 +243,24 @@ def test_optuna_learns_from_what_an_earlier_driver_tried() -> None:
     run(rows.search(search_of("optuna", 40, space), rows.tried[:]), rows)
     first, later = ([worth(tried.point) for tried in part] for part in (rows.tried[:30], rows.tried[30:]))
     assert sum(later) / len(later) > sum(first) / len(first) + 0.1
+
+
+@pytest.mark.parametrize("new_driver", [False, True])
+def test_a_trial_that_only_evaluates_again_teaches_what_it_had_trained(new_driver: bool) -> None:
+    """Its process ended in its evaluation, so that the next one tells of no epoch."""
+    rows = Rows()
+    trials = rows.search(search_of("optuna"))
+    trials.suggest("a")
+    trials.on_trial_result("a", {"val_accuracy": 0.9, "report": EPOCH})
+    trials.on_trial_complete("a", error=True)
+    trials.settled(1)
+    if new_driver:
+        rows.finish(1, 0.9, TrialState.QUEUED)
+        trials = rows.search(search_of("optuna"), rows.tried[:])
+    assert trials.suggest("b")["job"]["trial_id"] == 1
+    trials.on_trial_complete("b", {"report": ResultReport(Mock(), [])})
+    study = trials._source._searcher._ot_study  # type: ignore[attr-defined]
+    assert [trial.value for trial in study.trials if trial.state.name == "COMPLETE"] == [0.9]
 
 
 @pytest.mark.slow
