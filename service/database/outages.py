@@ -48,9 +48,14 @@ def is_in_trouble(error: Exception) -> bool:
     return is_away(error) or isinstance(error, OperationalError | InternalError)
 
 
+def is_unsure(error: Exception) -> bool:
+    """Whether the connection broke as a transaction was committed: it may be stored, and may not."""
+    return isinstance(error, DBAPIError) and error.connection_invalidated and error.statement is None
+
+
 def broken_connection(words: str) -> OperationalError:
     """The error of a connection that broke, as SQLAlchemy raises it: what fault points raise where it is written."""
-    return OperationalError(words, None, ConnectionError(words), connection_invalidated=True)
+    return OperationalError(None, None, ConnectionError(words), connection_invalidated=True)
 
 
 class Backoff:

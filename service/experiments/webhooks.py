@@ -19,8 +19,8 @@ from service.database import Event, Experiment, Trial, Webhook, WebhookDelivery,
 from service.database.engine import upsert
 from service.experiments.events import EventKind
 
-MAX_ATTEMPTS = 16
-"""Of one delivery: over nine hours; then it is given up."""
+MAX_ATTEMPTS = 34
+"""Of one delivery: over twelve hours, and at most a day; then it is given up."""
 _SETTLED_AFTER = timedelta(minutes=10)
 """No transaction lasts so long: events this old are all visible."""
 _TAKEN_FOR = timedelta(minutes=1)

@@ -39,6 +39,7 @@ class ProblemType:
 
 
 UNKNOWN_HOST, DATABASE_FULL, READ_ONLY = "unknown-host", "database-full", "read-only"
+DATABASE_UNSURE = "database-unsure"
 
 # The first of a status stands for it where nothing more precise is known.
 PROBLEM_TYPES = (
@@ -158,6 +159,12 @@ PROBLEM_TYPES = (
         503,
         "The database does not answer; nothing was stored.",
         "Send the request again after as many seconds as Retry-After says.",
+    ),
+    ProblemType(
+        DATABASE_UNSURE,
+        503,
+        "The connection to the database broke as it stored something; whether it is stored is not known.",
+        "Look what is there before sending it again. With the Idempotency-Key that it had send it again at once.",
     ),
     ProblemType(
         DATABASE_FULL,

@@ -15,8 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from service.api.http.examples import Example, Responses, headers_of
-from service.api.http.problem_types import DATABASE_FULL, PROBLEM_TYPES, READ_ONLY, ProblemType
+from service.api.http.problem_types import DATABASE_FULL, DATABASE_UNSURE, PROBLEM_TYPES, READ_ONLY, ProblemType
 from service.database.engine import is_full, is_read_only
+from service.database.outages import is_unsure
 from service.errors import ConflictError, FieldProblem, IdempotencyError, PreconditionError, QuotaError, SpecError
 from service.schemas.service import Problem, ProblemField
 from service.settings.logs import request_id
@@ -36,9 +37,14 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
+_READS = ("GET", "HEAD", "OPTIONS")
 _READ_ONLY = (
     "the database is read-only; nothing was stored: make its file, its folder and the disk under them writable for the "
     "service, then send the request again"
+)
+_UNSURE = (
+    "the connection to the database broke as the change was stored, and it is not known whether it is: look before "
+    "sending it again, unless with the Idempotency-Key that it had"
 )
 MAX_ERRORS = 100
 """A body can hold thousands of wrong values; so many of them are named."""
@@ -146,6 +152,8 @@ def install(app: FastAPI) -> None:
         log.error("database error on %s %s: %s", request.method, request.url.path, error)
         if is_read_only(error):  # without Retry-After: waiting alone mends nothing
             return problem(503, _READ_ONLY, kind=READ_ONLY, instance=request.url.path)
+        if is_unsure(error) and request.method not in _READS:
+            return problem(503, _UNSURE, kind=DATABASE_UNSURE, instance=request.url.path, headers={"Retry-After": "5"})
         full = is_full(error)
         what = "the database has no room left on its disk" if full else "the database does not answer"
         detail = f"{what}; nothing was stored, so the request can be sent again"

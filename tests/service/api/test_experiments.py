@@ -4,6 +4,7 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, event, exc
 from sqlalchemy.orm import Session
 
-from service.api import experiments
+from service.api import experiments, submission
 from service.api.http.problem_types import PROBLEM_TYPES
 from service.database import Experiment, IdempotencyKey, Trial, Worker
 from service.database.engine import Database
@@ -610,6 +611,21 @@ class TestDatabaseGone:
 
         monkeypatch.setattr(experiments, "list_experiments", full)
         problem(sqlite_api.get("/v1/experiments"), 503)
+
+    def test_a_commit_that_was_not_answered_may_be_stored(
+        self, sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lose(point: str, error: Callable[[str], Exception]) -> None:
+            raise error(point)
+
+        monkeypatch.setattr(submission, "fault", lose)
+        mine = {"Idempotency-Key": "mine"}
+        for headers, stored in (({}, 1), ({}, 2), (mine, 3)):
+            body = problem(sqlite_api.post("/v1/experiments", json=SPEC, headers=headers), 503)
+            assert "not known" in body["detail"]
+            assert body["type"].endswith("#database-unsure")
+            assert len(sqlite_api.get("/v1/experiments").json()["items"]) == stored
+        assert sqlite_api.post("/v1/experiments", json=SPEC, headers=mine).json()["id"] == 3
 
     def test_a_full_disk_is_named(self, sqlite_url: str, tmp_path: Path) -> None:
         def full(connection: Any, _record: Any) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from service.database.engine import Database
-from service.database.outages import broken_connection, is_away, is_in_trouble
+from service.database.outages import broken_connection, is_away, is_in_trouble, is_unsure
 
 
 class TestAway:
@@ -25,14 +26,29 @@ class TestAway:
 
     def test_nobody_listens(self) -> None:
         error = self.caught(Database("postgresql+psycopg://nobody@127.0.0.1:9/none"), lambda _: None)
-        assert is_away(error)
+        assert (is_away(error), is_unsure(error)) == (True, False)
 
     def test_a_fault_point_says_so(self) -> None:
         assert is_away(broken_connection("fault point after_commit"))
 
     def test_the_server_ends_the_connection(self, postgres_url: str) -> None:
         kill = text("SELECT pg_terminate_backend(pg_backend_pid())")
-        assert is_away(self.caught(Database(postgres_url), lambda connection: connection.execute(kill)))
+        error = self.caught(Database(postgres_url), lambda connection: connection.execute(kill))
+        assert is_away(error)
+        assert not is_unsure(error), "what was begun and not committed is not stored"
+
+    def test_the_connection_ends_as_it_commits(self, postgres_url: str) -> None:
+        database = Database(postgres_url)
+
+        def ended(session: Session) -> None:
+            mine = session.execute(text("SELECT pg_backend_pid()")).scalar()
+            with database.engine.connect() as other:
+                other.execute(text(f"SELECT pg_terminate_backend({mine}, 5000)"))
+
+        with pytest.raises(SQLAlchemyError) as caught:
+            database.write(ended)
+        assert (is_away(caught.value), is_unsure(caught.value)) == (True, True)
+        database.close()
 
     @pytest.mark.parametrize(
         ("state", "away"),

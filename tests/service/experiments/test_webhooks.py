@@ -132,7 +132,7 @@ class TestDeliveries:
     ) -> None:
         one = submit()
         enrolled.write(lambda session: actions.cancel(session, one))
-        longest = 0.0
+        longest, at_most = 0.0, 0.0
         for attempt in range(1, webhooks.MAX_ATTEMPTS):
             (delivery,) = take(enrolled)
             assert delivery.attempt == attempt
@@ -143,7 +143,9 @@ class TestDeliveries:
             pause = (row.due_at - webhooks.now()).total_seconds()  # type: ignore[attr-defined]
             assert longest / 2 - 5 <= pause <= longest
             clock(longest)
+            at_most += longest
         assert longest == 3600
+        assert 12 * 3600 < at_most / 2 < at_most < 24.5 * 3600, "as docs/webhooks.md says"
         (delivery,) = take(enrolled)
         assert settle(enrolled, delivery, False), "given up"
         clock(1e6)
