@@ -54,6 +54,8 @@ _RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _DISK_FULL = "53100"
 _READ_ONLY_TRANSACTION = "25006"
 _WRITE_ATTEMPTS = 5
+_CLOCK_SECONDS = 3600
+"""After so long a connection to PostgreSQL is made anew, and its clock read again: no two clocks go alike."""
 _IN_BINARY = "ttsv_binary"
 """An execution option of statements whose rows the driver is to receive in binary."""
 
@@ -335,7 +337,7 @@ def _postgres(url: URL) -> Engine:
     # A server whose machine is gone, or a broken line, says nothing: by itself TCP waits for it for up to two hours.
     alive = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
     connect = {"options": limits, "connect_timeout": 5, **alive}
-    engine = create_engine(url, connect_args=connect, **_JSON)
+    engine = create_engine(url, connect_args=connect, pool_recycle=_CLOCK_SECONDS, **_JSON)
 
     @event.listens_for(engine, "connect")
     def _follow_its_clock(connection: Any, _record: Any) -> None:

@@ -145,7 +145,8 @@ class ExperimentSpec(Part):
         le=10**8,
         allow_inf_nan=False,
         description="A trial that reports nothing and gets on by no step for so many seconds is killed and tried "
-        "again; null: ten times its own longest pause, and never less than half an hour.",
+        "again; null: ten times its own longest pause, and never less than half an hour. Of steps is heard every few "
+        "seconds: with less than 15 a trial may be killed for an epoch that takes as long.",
     )
     max_concurrent_trials: int | None = Field(None, ge=1, le=_MOST, description="At most so many at a time.")
     order: Literal["grid", "random", "seeds-last"] = Field(
