@@ -144,9 +144,9 @@ class Worker:
             self._release_ended(drained=False)
             self._greet()
             self._mind_files()
-            self._record_nodes()
             self._reap()
             self._share()
+            self._record_nodes()  # last: whoever shares the cluster is told by having written its nodes since
         except SQLAlchemyError as error:
             self._standstill.interrupt()
             self._busy = time.monotonic()  # who cannot look does not know of nothing to do

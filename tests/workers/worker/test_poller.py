@@ -590,6 +590,22 @@ class TestPlaces:
         rig.turn_until(lambda: self.told(lab, mine)["slots"] == 1)
         rig.worker._drain()
 
+    def test_who_writes_the_nodes_just_before_us_is_seen(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each time, as two workers with the same beat may do for minutes."""
+        theirs = lab.post([0, 1, 2], resources={"gpus": 1})
+        assert _claim(lab, "their-worker", None).experiment_id == theirs
+        self.place(lab, theirs, "gpu1, GPU 0", "gpu2, GPU 0", "gpu2, GPU 1")
+        mine = lab.post([10, 11, 12, 13], resources={"gpus": 1})
+        rig = Rig(lab, ECHO, beat_seconds=20, lease_seconds=60)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
+        for _ in range(3):
+            lab.database.write(lambda session: nodes.record(session, "their-worker", self.NODES))
+            rig.worker._nodes_after = 0.0
+            rig.worker._turn()
+        rig.turn_until(lambda: self.told(lab, mine))
+        assert self.told(lab, mine)["slots"] == 1
+        rig.worker._drain()
+
 
 def test_drivers_hear_of_their_shares(lab: Lab) -> None:
     """Three places: one experiment has all, then two share, then an urgent one has what it needs."""
