@@ -7,13 +7,14 @@ keeps the size. Under autocast images are convolved in its precision, but kernel
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
 
 import torch
 from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d, FastBlockConv2d
 from orthogonium.layers.conv.AOC.rko_conv import RKOParametrizer
 from orthogonium.layers.conv.AOL import AOLConv2D
+from orthogonium.reparametrizers import BatchedPowerIteration
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
@@ -110,7 +111,37 @@ def _keeping_size(
     """A layer of orthogonium, padded so that an odd kernel keeps the size, its kernel made without autocast."""
     conv = layer(in_channels, out_channels, kernel_size, padding=kernel_size // 2, **options)
     parametrize_without_autocast(conv)
+    for module in conv.modules():
+        if isinstance(module, BatchedPowerIteration):
+            vectors = _Vectors()
+            module.register_forward_pre_hook(vectors.note)
+            module.register_forward_hook(vectors.restore)
     return conv
+
+
+class _Vectors:
+    """What a power iteration of orthogonium goes on from, which it moves in evaluation, too.
+
+    Whoever looked at a network would change it: each pass would give other numbers, and so would its saved weights.
+    """
+
+    def __init__(self) -> None:
+        self._noted: tuple[Tensor, ...] = ()
+
+    def note(self, iteration: nn.Module, _: tuple[Tensor, ...]) -> None:
+        """Before a pass: in evaluation they are kept."""
+        self._noted = () if iteration.training else tuple(vector.detach() for vector in _vectors(iteration))
+
+    def restore(self, iteration: nn.Module, _: tuple[Tensor, ...], __: Tensor) -> None:
+        """After it."""
+        for vector, before in zip(_vectors(iteration), self._noted, strict=False):
+            vector.data = before
+        self._noted = ()
+
+
+def _vectors(iteration: nn.Module) -> Iterator[Tensor]:
+    for name in ("u", "v"):
+        yield cast("Tensor", iteration.get_parameter(f"parametrizations.{name}.original"))
 
 
 class SpaceToDepthConv2d(OrthogonalConv2d):

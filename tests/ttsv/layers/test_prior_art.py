@@ -56,6 +56,23 @@ def test_orthogonal_layers_have_singular_values_of_one(
     assert any((p - before[name]).abs().max() > 1e-3 for name, p in layer.named_parameters())
 
 
+@pytest.mark.parametrize("make", [*ORTHOGONAL, aol], ids=lambda make: make.__name__)
+def test_a_pass_in_evaluation_changes_nothing(make: Callable[..., nn.Module]) -> None:
+    """What is measured of a network is of the weights that are saved, however often it was looked at."""
+    torch.manual_seed(0)
+    layer, images = trained(make(4, 6, 3), 4, 3).eval(), torch.randn(2, 4, 6, 6)
+    saved = copy.deepcopy(layer.state_dict())
+    with torch.inference_mode():
+        first, again = layer(images), layer(images)
+    assert torch.equal(first, again)
+    assert all(torch.equal(saved[name], value) for name, value in layer.state_dict().items())
+    other = make(4, 6, 3).eval()
+    other.load_state_dict(saved)
+    assert torch.equal(other(images), first)
+    trained(layer, 4, 1)
+    assert not torch.equal(layer.eval()(images), first)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("make", [*ORTHOGONAL, aol], ids=lambda make: make.__name__)
 def test_layers_take_the_memory_format_of_images(make: Callable[..., nn.Module], stride: int) -> None:

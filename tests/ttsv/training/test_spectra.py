@@ -120,6 +120,16 @@ def test_a_training_that_is_watched_has_the_same_bits(layer: str, rank: int | No
     assert all(one.spectra for one in seen)
 
 
+@pytest.mark.parametrize(("layer", "rank"), [("bcop", None), ("aoc-tt", 4), ("aol", None), ("cayley", None)])
+def test_so_has_one_of_layers_to_compare_with(layer: str, rank: int | None) -> None:
+    lone, watched = network(layer, rank), network(layer, rank)
+    assert plain(trained(lone, config(None, 2), Unconstrained())) == plain(
+        trained(watched, config(1, 2), Unconstrained())
+    )
+    kept, seen = lone.state_dict(), watched.state_dict()
+    assert all(torch.equal(kept[name], seen[name]) for name in kept)
+
+
 def test_it_looks_at_the_first_the_last_and_every_so_many_epochs() -> None:
     found = trained(network(), config(3, epochs=8), Unconstrained())
     assert [one.epoch for one in found if one.spectra] == [1, 3, 6, 8]
