@@ -123,6 +123,13 @@ class LayerFields(TypedDict):
     quantiles: NotRequired[list[float] | None]
 
 
+def machine_name(environment: Mapping[str, Any]) -> str:
+    """What times were taken on, by a result's environment, or one of before machines were recorded."""
+    device = environment.get("device_name") or environment.get("device") or "a machine that nobody recorded"
+    threads = environment.get("threads") if environment.get("device") == "cpu" else None
+    return str(device) if threads is None else f"{device}, {threads} thread{'s' * (threads != 1)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalogue's
     """What a finished trial is worth, on the test split, with the protocol under which it was measured.
@@ -145,7 +152,7 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
         )
     )
     environment: Mapping[str, object] = field(
-        metadata=_documented("Device, versions, git revision, threads: where it was computed.")
+        metadata=_documented("Device, versions, git revision, threads: where it was evaluated, and `trained_on`.")
     )
     layers: list[LayerFields] = field(
         metadata=_documented(

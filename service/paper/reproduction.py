@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
@@ -17,6 +18,10 @@ from service.leaderboards.protocols import differences, measured_otherwise
 from service.paper import reference
 from service.paper.reference import HEADLINE, RATIOS, SAVING, SPEEDUP, Headline, Label, PaperTable, PrintedRow, headline
 from ttsv.config.fields import TrialFields
+from ttsv.results import machine_name
+
+_OF_TRAINING = frozenset({Metric.STEP_SECONDS, Metric.CONSTRAINT_STEP_SECONDS})
+"""Times that a trial takes as it trains; all others it takes as it is evaluated."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def reproduce(
     rows = _with_ratios(table, rows)
     rows, notes = _shared(rows)
     if table.ratios:
-        notes = [*table.ratio_notes, *_machines(session, itertools.chain(*results.values())), *notes]
+        notes = [*table.ratio_notes, *_machines(session, table, itertools.chain(*results.values())), *notes]
     if table.note is not None:
         notes = [table.note, *notes]
     if smoke:
@@ -277,11 +282,17 @@ def _shared(rows: list[TableRow]) -> tuple[list[TableRow], list[str]]:
     return stripped, list(order)
 
 
-def _machines(session: Session, results: Iterable[Counted]) -> list[str]:
-    """On what the times were taken: a note, or none if nothing was."""
-    device = Result.environment["device"].as_string()
+def _machines(session: Session, table: PaperTable, results: Iterable[Counted]) -> list[str]:
+    """On what the times were taken: a note, or none if nothing was.
+
+    Those of a training are of the machines that trained, also where another one evaluated the network again.
+    """
+    compared, machines = set(table.ratios.values()), set[str]()
     trials = [counted.trial_id for counted in results]
-    query = select(device).where(Result.trial_id.in_(trials)).distinct().order_by(device)
-    devices = [name or "a machine that nobody recorded" for name in session.scalars(query)] if trials else []
-    several = "" if len(devices) == 1 else ": times of different machines are not comparable"
-    return [f"times taken on {', '.join(devices)}{several}"] if devices else []
+    for environment in session.scalars(select(Result.environment).where(Result.trial_id.in_(trials))) if trials else ():
+        here = machine_name(environment)
+        trained = cast("list[str]", environment.get("trained_on")) or [here]  # earlier results do not say
+        machines.update(trained if compared & _OF_TRAINING else ())
+        machines.update([here] if compared - _OF_TRAINING else ())
+    several = ": times of different machines are not comparable" if len(machines) > 1 else ""
+    return [f"times taken on {' and '.join(sorted(machines))}{several}"] if machines else []

@@ -76,7 +76,7 @@ def evaluate_trial(
         spectrum_seconds=found.layers.seconds,
         spectrum_memory=found.layers.memory,
         protocol=found.measured.protocol,
-        environment=found.environment,
+        environment={**found.environment, "trained_on": list(facts.trained_on)},
         layers=[layer.to_dict() for layer in layers],
         valid=not found.violations,
         violations=found.violations,

@@ -47,7 +47,15 @@ class RevisionFields(TypedDict):
     git_dirty: bool | None
 
 
-class EnvironmentFields(RevisionFields):
+class DeviceFields(TypedDict):
+    """What computes, JSON-ready: its type, the model of the GPU or of the processor, and how many threads torch has."""
+
+    device: str
+    device_name: str
+    threads: int
+
+
+class EnvironmentFields(RevisionFields, DeviceFields):
     """Versions, device, threads and the code's git revision, JSON-ready.
 
     `ttsv` is what nodes of a cluster compare, the package's version with a digest of its code, also where no git is:
@@ -59,9 +67,6 @@ class EnvironmentFields(RevisionFields):
     torch: str
     numpy: str
     platform: str
-    device: str
-    device_name: str
-    threads: int
 
 
 class ChangeFields(TypedDict):
@@ -90,18 +95,21 @@ class ProvenanceFields(EnvironmentFields, ChangeFields):
 
 def describe_environment(device: torch.device) -> EnvironmentFields:
     """Returns versions, device, threads and the code's git revision."""
-    cuda = device.type == "cuda"
     return {
         "ttsv": _code(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # whoever unpickles torch's own class imports torch for it
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
+        **describe_device(device),
         **_revision(_ROOT),
     }
+
+
+def describe_device(device: torch.device) -> DeviceFields:
+    """Returns what of this machine computes."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
+    return {"device": device.type, "device_name": name, "threads": torch.get_num_threads()}
 
 
 @functools.cache
@@ -137,6 +145,7 @@ def _packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+@functools.cache
 def _cpu() -> str:
     """The processor's model."""
     with contextlib.suppress(OSError):

@@ -246,6 +246,8 @@ def load_network(path: Path) -> SavedNetwork:
     try:
         with torch.random.fork_rng(devices=[]):
             model = create_model(**arguments)
+        if any(tensor.dtype == torch.float64 for tensor in tensors.values()):  # of less exact ones float32 is as good
+            model.double()
         told = _normalisations(model)
         load_weights(model, tensors)
     except (ConfigError, TypeError, RuntimeError) as error:

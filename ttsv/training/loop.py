@@ -23,12 +23,13 @@ from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import SOC, orthogonal_loss
 from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
-from ttsv.results import EpochMetrics
+from ttsv.results import EpochMetrics, machine_name
 from ttsv.runtime.determinism import derived_seed, deterministic_algorithms, random_state
 from ttsv.runtime.devices import measured_convolutions
 from ttsv.runtime.failures import known_failures
 from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import full_precision, training_precision
+from ttsv.runtime.provenance import describe_device
 from ttsv.training.checkpoint import Checkpoints, load_weights, restore_weights
 from ttsv.training.feed import batches, place, whole
 from ttsv.training.graph import GraphedStep
@@ -50,6 +51,7 @@ class Progress:
     they were evaluated, in words. `best_weights`: those of the best epoch once all are done, where they are kept beside
     the last one's. `peak_memory`: bytes that were allocated on a GPU at most, by the process that finished it; without
     its first epoch of several, in which cuDNN tries ways that it does not take. None where it found all epochs done.
+    `machines`: on which its epochs were trained, and so its seconds are of.
     """
 
     epoch: int = 0
@@ -63,6 +65,7 @@ class Progress:
     projection: str | None = None
     best_weights: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
     peak_memory: int | None = field(default=None, compare=False)
+    machines: tuple[str, ...] = field(default=(), compare=False)
 
     def add(self, metrics: EpochMetrics) -> None:
         """Counts one more epoch."""
@@ -121,6 +124,8 @@ def fit(
     steps = steps_per_epoch(len(train.labels), training)
     count = min(steps * training.batch_size, len(train.labels))
     begun = progress.epoch
+    if begun < training.epochs:
+        progress.machines = tuple(dict.fromkeys((*progress.machines, machine_name(describe_device(device)))))
     while progress.epoch < training.epochs:
         started, first = time.perf_counter(), progress.epoch * steps
         totals = torch.zeros(2, device=device)  # summed loss, correct predictions
@@ -233,6 +238,7 @@ class _RunState(TypedDict):
     best_constraint: NotRequired[ConstraintState | None]
     constraint: ConstraintState
     progress: dict[str, float]
+    machines: NotRequired[list[str]]
 
 
 class _Run:
@@ -376,7 +382,8 @@ class _Run:
             "best": self.best,
             "best_constraint": self.best_constraint,
             "constraint": self.constraint.state_dict(),
-            "progress": asdict(self.progress),
+            "progress": {name: value for name, value in asdict(self.progress).items() if name != "machines"},
+            "machines": list(self.progress.machines),  # beside it, where a version of before passes it over
         }
 
     def restore(self, checkpoints: Checkpoints | None) -> Progress:
@@ -391,7 +398,7 @@ class _Run:
             self.best = state["best"]
             self.best_constraint = state.get("best_constraint")
             self.constraint.load_state_dict(state["constraint"])
-            self.progress = Progress(**state["progress"])
+            self.progress = Progress(**state["progress"], machines=tuple(state.get("machines", [machine_name({})])))
         return self.progress
 
 

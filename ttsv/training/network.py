@@ -81,6 +81,7 @@ def train_network(
         peak_memory=progress.peak_memory,
         selected_epoch=progress.selected_epoch,
         said=_said(config, progress, device),
+        trained_on=progress.machines,
     )
     return TrainedNetwork(
         model=model,

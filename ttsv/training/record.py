@@ -60,7 +60,7 @@ class TrainingFacts:
     """Fields of `ttsv.results.TrialResult` that only the training knows; those of a model without a note are 0.
 
     `layers`: its records of the layers, for what constraints reported. `said`: what a protocol says of the training, by
-    subject, in words.
+    subject, in words. `trained_on`: the machines that its seconds are of.
     """
 
     train_seconds: float = 0.0
@@ -71,10 +71,12 @@ class TrainingFacts:
     selected_epoch: int = 0
     layers: tuple[LayerRecord, ...] = ()
     said: dict[str, str] = field(default_factory=dict)
+    trained_on: tuple[str, ...] = ()
 
     def columns(self) -> dict[str, float | int | None]:
         """The fields of a `TrialResult`, by its names."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("layers", "said")}
+        others = "layers", "said", "trained_on"
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in others}
 
     def with_projections(self, records: Iterable[LayerRecord]) -> tuple[LayerRecord, ...]:
         """Records of the layers as they are, and beside them what the constraint reported when it was trained."""
@@ -115,7 +117,9 @@ def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, da
                 built[name] = per_channel(built[name], arguments.in_channels)
         noted = found.get("training", {})
         known = {field.name: noted[field.name] for field in fields(TrainingFacts) if field.name in noted}
-        facts = TrainingFacts(**known | {"layers": tuple(map(LayerRecord.from_dict, known.get("layers", ())))})
+        known["layers"] = tuple(map(LayerRecord.from_dict, known.get("layers", ())))
+        known["trained_on"] = tuple(known.get("trained_on", ()))
+        facts = TrainingFacts(**known)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{beside} is no description of a trained network: {error}") from error
     wanted = asdict(arguments)

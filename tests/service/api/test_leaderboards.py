@@ -383,6 +383,31 @@ class TestTables:
         rows = list(csv.DictReader(io.StringIO(api.get(f"/v1/tables/{PAPER}/table2{query}&format=csv").text)))
         assert rows[5].get("paper_accuracy_mean") == ("0.9525" if scale == "full" else None)
 
+    @pytest.mark.parametrize(
+        ("table", "times"),
+        [("table2", "Tesla V100 and a machine that nobody recorded"), ("figure-speedup", "an AMD EPYC, 2 threads")],
+    )
+    def test_times_are_of_the_machines_that_took_them(
+        self, api: TestClient, database: Database, claim: Claim, finish: Finish, table: str, times: str
+    ) -> None:
+        """A network that another machine evaluated again was trained where it was trained."""
+        experiment_id = api.post(f"/v1/presets/{PAPER}/{table}").json()["id"]
+        lease = claim()
+        with database.read() as session:
+            trials = [(t.id, t.config) for t in unfinished_trials(session, lease)]
+        here = {"device": "cpu", "device_name": "an AMD EPYC", "threads": 2}
+        for number, (trial_id, config) in enumerate(trials):
+            trained = ["Tesla V100"] if number else ["a machine that nobody recorded"]
+            environment = here | {"trained_on": trained}
+            finish(lease, trial_id, 0.9, under=config["dataset"], environment=environment)
+        (said,) = (
+            note
+            for note in api.get(f"/v1/tables/{PAPER}/{table}?experiment={experiment_id}").json()["notes"]
+            if note.startswith("times taken on")
+        )
+        several = ": times of different machines are not comparable" if " and " in times else ""
+        assert said == f"times taken on {times}{several}"
+
     def test_a_figure_beside_what_is_predicted(
         self, api: TestClient, database: Database, claim: Claim, finish: Finish
     ) -> None:

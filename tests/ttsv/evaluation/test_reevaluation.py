@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from ttsv.config.training import LOOKING_ON
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError, DataError
-from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult
+from ttsv.evaluation import evaluated
+from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult, machine_name
 from ttsv.trial import run_trial
 
 ATTACKED: dict[str, Any] = {"attack": "autoattack", "attack_images": 20, "attack_eps": 0.2, "batch_size": 5}
@@ -179,8 +180,12 @@ def test_a_stored_network_is_evaluated_without_training(
     assert (model.read_bytes(), model.with_name("model.json").read_bytes()) == before
     assert result.artifacts["model"].parent == folder / "anew"
     assert result.artifacts["model"].read_bytes() == before[0]
-    # And again from what that left.
-    _, third = split(start(trial({"certified": True}), folder / "third", source=result.artifacts["model"]))
+    # And again from what that left, elsewhere.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluated, "describe_environment", lambda _: {"device": "cuda", "device_name": "laptop"})
+        _, third = split(start(trial({"certified": True}), folder / "third", source=result.artifacts["model"]))
+    trained_on = [machine_name(plain.environment)]
+    assert third.environment == {"device": "cuda", "device_name": "laptop", "trained_on": trained_on}
     assert third.train_seconds == plain.train_seconds
     assert third.lipschitz_bound is not None
     assert third.robust_accuracy is None

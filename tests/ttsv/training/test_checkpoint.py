@@ -435,16 +435,17 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-def test_a_model_comes_back_as_it_was(tmp_path: Path) -> None:
-    model = small(1)
-    model(torch.rand(4, 1, 8, 8))  # batch norm takes note
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_model_comes_back_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = small(1).to(dtype)
+    model(torch.rand(4, 1, 8, 8, dtype=dtype))  # batch norm takes note
     path = save_model(tmp_path, model, ARGUMENTS, config={"seed": 1})
     assert path == tmp_path / "model.safetensors"
     before = torch.get_rng_state()
     loaded = load_network(tmp_path / "model.safetensors").model
     assert torch.equal(before, torch.get_rng_state())
     assert not loaded.training
-    pixels = torch.rand(2, 1, 8, 8)
+    pixels = torch.rand(2, 1, 8, 8, dtype=dtype)
     assert torch.equal(loaded(pixels), model.eval()(pixels))
     assert json.loads((tmp_path / "model.json").read_text())["config"] == {"seed": 1}
 

@@ -32,7 +32,7 @@ from ttsv.runtime.determinism import derived_seed, epoch_order, random_state
 from ttsv.runtime.failures import known_failures
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_norm
-from ttsv.training import optimizers
+from ttsv.training import loop, optimizers
 from ttsv.training.checkpoint import Checkpoints
 from ttsv.training.feed import batches
 from ttsv.training.loop import Progress, fit, steps_per_epoch, training_splits
@@ -659,6 +659,36 @@ def test_gradients_from_before_are_not_taken_along() -> None:
     used.load_state_dict(fresh.state_dict())  # the statistics of batch norm as they were
     assert timeless(run(used, trial())[0]) == timeless(run(fresh, trial())[0])
     assert all(parameter.grad is None for parameter in used.parameters())
+
+
+def test_the_machines_are_named_that_trained_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seconds' sum is of all of them; of who goes on, and has nothing to train, it is not."""
+
+    def here(machine: str) -> None:
+        name = {"device": "cuda", "device_name": machine, "threads": 1}
+        monkeypatch.setattr(loop, "describe_device", lambda device: name)
+
+    config, checkpoints = trial(epochs=4), Checkpoints(tmp_path, {})
+    here("H200")
+    first = fit(network(), dataset(), config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+    for _ in range(2):
+        next(first)
+    first.close()
+    for machine in ("V100", "laptop"):
+        here(machine)
+        assert run(network(), config, checkpoints=checkpoints)[1].machines == ("H200", "V100")
+
+
+def test_who_trained_a_checkpoint_of_before_nobody_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = loop._Run.state
+    monkeypatch.setattr(loop._Run, "state", lambda run: {k: v for k, v in state(run).items() if k != "machines"})
+    config, checkpoints = trial(epochs=4), Checkpoints(tmp_path, {})
+    first = fit(network(), dataset(), config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+    next(first)
+    first.close()
+    progress = run(network(), config, checkpoints=checkpoints)[1]
+    assert progress.machines[0] == "a machine that nobody recorded"
+    assert len(progress.machines) == 2
 
 
 def test_an_epoch_whose_checkpoint_was_lost_is_trained_again(tmp_path: Path) -> None:
