@@ -7,6 +7,7 @@ worker of a database without a mark is believed.
 import logging
 import socket
 
+from sqlalchemy import inspect
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -46,15 +47,30 @@ def move_here(database: Database, settings: Settings) -> str:
     return _place(settings)
 
 
-def refuse_elsewhere(database: Database, settings: Settings) -> None:
-    """Raises `UserError` where these settings would leave files where the API does not read them."""
+def refuse_elsewhere(database: Database, settings: Settings, *, in_doubt: bool = False) -> None:
+    """Raises `UserError` where these settings would leave files where the API does not read them.
+
+    `in_doubt`: also where that cannot be told, as before files are removed.
+    """
+    problem, doubt = None, "whether the files of trials are where the API reads them cannot be told"
     try:
         with database.read() as session:
-            known = session.get(Home, _ONLY) is not None
-        if known and _answers(settings) and (problem := problem_of(database, settings)) is not None:
-            raise UserError(problem)
-    except (DBAPIError, OSError) as error:
-        logger.warning("whether the files of trials are where the API reads them cannot be told: %s", error)
+            # Who makes a backup may have the database of a version that knew no marks.
+            known = inspect(session.connection()).has_table(Home.__tablename__) and session.get(Home, _ONLY) is not None
+        if known and _answers(settings):
+            problem = problem_of(database, settings)
+        elif known and in_doubt:
+            problem = f"{doubt}, as the store of TTSV_STORAGE cannot be used now: nothing is done"
+    except OSError as error:
+        if in_doubt:
+            raise UserError(f"{doubt}: {error}; nothing is done") from error
+        logger.warning("%s: %s", doubt, error)
+    except DBAPIError as error:
+        if in_doubt:
+            raise
+        logger.warning("%s: %s", doubt, error)
+    if problem is not None:
+        raise UserError(problem)
 
 
 def problem_of(database: Database, settings: Settings) -> str | None:

@@ -33,6 +33,7 @@ def backup(
     from service.database.engine import Database
     from service.settings import Settings
     from service.upkeep.backup import back_up
+    from service.upkeep.home import refuse_elsewhere
     from service.upkeep.migrate import refuse_absent
     from service.upkeep.restore import refuse_half_restored
 
@@ -40,6 +41,7 @@ def backup(
     refuse_absent(settings.url)
     refuse_half_restored(settings)
     with closing(Database(settings.url)) as database, _shown(as_json) as say:
+        refuse_elsewhere(database, settings)
         manifest = back_up(settings, database, file.absolute(), say)
     if as_json:
         print_json(manifest)

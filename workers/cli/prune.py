@@ -41,6 +41,7 @@ def prune(
     from service.settings import Settings
     from service.upkeep import retention
     from service.upkeep.files import DataFolder
+    from service.upkeep.home import refuse_elsewhere
     from service.upkeep.migrate import refuse_absent, refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
@@ -53,6 +54,7 @@ def prune(
     refuse_absent(settings.url)
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
+        refuse_elsewhere(database, settings, in_doubt=True)
         with database.read() as session:
             found = retention.plan(session, folder, rules)
         if not as_json:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
@@ -90,6 +90,8 @@ class TestFolders:
         with caplog.at_level(logging.WARNING):
             refuse_elsewhere(database, at("api"))
         assert "cannot be told" in caplog.text
+        with pytest.raises(UserError, match=r"cannot be told: .* nothing is done"):
+            refuse_elsewhere(database, at("api"), in_doubt=True)
 
     def test_two_apis_at_once(self, database: Database, at: At) -> None:
         def come(name: str) -> bool:
@@ -114,6 +116,15 @@ class TestFolders:
         monkeypatch.setattr(database, "read", away)
         settle(database, at("elsewhere"))  # it is looked at again at the next start
         refuse_elsewhere(database, at("elsewhere"))
+        with pytest.raises(OperationalError):
+            refuse_elsewhere(database, at("elsewhere"), in_doubt=True)
+
+    def test_a_database_of_before_there_were_marks(
+        self, database: Database, at: At, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        database.write(lambda session: session.execute(text("DROP TABLE homes")))
+        refuse_elsewhere(database, at("elsewhere"), in_doubt=True)
+        assert not caplog.records
 
 
 class TestStores:
@@ -165,6 +176,8 @@ class TestStores:
             assert session.get(Home, 1) is None
         settle(database, at("api"))
         refuse_elsewhere(database, silent)
+        with pytest.raises(UserError, match="cannot be used now: nothing is done"):
+            refuse_elsewhere(database, silent, in_doubt=True)
 
 
 class TestCommands:
@@ -183,10 +196,12 @@ class TestCommands:
             done = CliRunner().invoke(app, list(words), env=environment)
             return done.exit_code, done.output
 
-        for command in ("api", "worker"):
-            code, says = ttsv(command)
+        backup = at("api").data_dir / "lab.backup"
+        for command in (("api",), ("worker",), ("prune", "--best", "0", "--yes"), ("backup", str(backup))):
+            code, says = ttsv(*command)
             assert code == 1, says
             assert "ttsv: files of trials would be in" in says
+        assert not backup.exists()
         assert ttsv("migrate")[0] == 0
         assert ttsv("worker")[0] == 1
         code, says = ttsv("migrate", "--here")
