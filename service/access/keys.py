@@ -5,13 +5,14 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Select, and_, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from service.access.security import NewKey, Principal, Scope
+from service.access.security import SECRET, NewKey, Principal, Scope
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Person, Project, Trial, now
 from service.database.engine import Database, is_postgres, upsert
 from service.database.outages import is_away
@@ -238,6 +239,14 @@ def has_keys(session: Session) -> bool:
     """Whether any key could open the API."""
     valid = ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
     return session.scalar(select(ApiKey.id).where(*valid).limit(1)) is not None
+
+
+def lacks_secret(session: Session, data_dir: Path) -> bool:
+    """Whether keys are valid that are hashed under a secret that is not in this data folder.
+
+    Another one would be made there, under which none of them opens anything.
+    """
+    return has_keys(session) and not (data_dir / SECRET).exists()  # in this order: the secret is made before a key
 
 
 def refuse_without_keys(database: Database, settings: Settings) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+SECRET = "key-secret"
+"""The file of the data folder with the secret under which keys are hashed."""
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _KEY = re.compile(r"ttsv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -76,13 +78,13 @@ def installation_secret(data_dir: Path) -> bytes:
 
     Without it no key is valid any more: `ttsv backup` takes it along.
     """
-    path = data_dir / "key-secret"
+    path = data_dir / SECRET
     try:
         return path.read_bytes()
     except FileNotFoundError:
         data_dir.mkdir(parents=True, exist_ok=True)
     # Written whole under another name first, then linked: of two processes at once one wins, and both read its file.
-    draft = data_dir / f"key-secret.{secrets.token_hex(4)}"
+    draft = data_dir / f"{SECRET}.{secrets.token_hex(4)}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -16,7 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_TRIALS, Artifact, Experiment, Trial, TrialState, now
+from service.access.keys import has_keys
+from service.access.security import SECRET
+from service.database import OPEN_TRIALS, ApiKey, Artifact, Experiment, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import UserError
 from service.experiments.actions import RESUMED_BY_RETRY
@@ -25,7 +27,6 @@ from service.upkeep import rows
 from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, WritingError, writing
 from service.upkeep.files import DataFolder
 from service.upkeep.migrate import refuse_newer
-from service.upkeep.places import SECRET
 
 _ROWS_AT_ONCE = 1000
 _TRIES = 3
@@ -142,7 +143,7 @@ class _Read:
     """What the database said at one moment: of the files, `artifacts` are paths with their SHA-256.
 
     `trials` ever began; those of `open_trials` are to go on after so many epochs, those of `lost_trials` may: what the
-    machine did to them is retried from their checkpoints.
+    machine did to them is retried from their checkpoints. `keys`: whether some open the API.
     """
 
     at: datetime
@@ -156,6 +157,7 @@ class _Read:
     open_trials: dict[int, int]
     lost_trials: frozenset[int]
     data_sets: Sequence[str]
+    keys: bool
 
 
 def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
@@ -184,7 +186,13 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
         open_trials={row[0]: row[1] for row in connection.execute(to_go_on)},
         lost_trials=frozenset(connection.scalars(lost)),
         data_sets=connection.scalars(select(Trial.dataset).distinct().order_by(Trial.dataset)).all(),
+        keys=ApiKey.__tablename__ in columns and _has_keys(connection),
     )
+
+
+def _has_keys(connection: Connection) -> bool:
+    with Session(connection) as session:  # the transaction stays the connection's
+        return has_keys(session)
 
 
 def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Writer, say: Say) -> Manifest:
@@ -200,6 +208,9 @@ def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Wr
     with files.lacking(SECRET):
         if files.folder.exists(SECRET):
             files.add(SECRET)
+        elif found.keys:
+            says = "without it none of the database's keys opens anything: back up where the API runs, which has it"
+            files.lack(SECRET, says, expected=False)
     return Manifest(
         id=uuid.uuid4().hex,
         made_at=found.at.isoformat(),

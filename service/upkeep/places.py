@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from service.access.security import SECRET
 from service.storage import Attempt, Store, StoredFile, is_later, remove_checkpoints
 from service.storage.attempts import attempts
 from ttsv.results import CHECKPOINTS
 
-SECRET = "key-secret"
-"""The file with the secret under which keys are hashed."""
 TRIALS, DATASETS = "trials", "datasets"
 NUMBER = re.compile(r"\d{1,18}")
 _PART = re.compile(r"[^/\\\x00-\x1f\x7f]{1,255}")

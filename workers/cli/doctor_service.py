@@ -86,6 +86,7 @@ def _unknown(name: str, known: set[str]) -> Finding:
 
 def _secrets(settings: "Settings") -> Iterator[Finding]:
     """What is wrong with files of secrets, and with who may use the API."""
+    from service.access.security import SECRET
     from service.errors import UserError
     from workers.worker.webhooks import targets
 
@@ -107,7 +108,7 @@ def _secrets(settings: "Settings") -> Iterator[Finding]:
         settings.refuse_open_network()
     except UserError as error:
         yield _settings.wrong(str(error), "unset TTSV_REQUIRE_KEYS")
-    secret = settings.data_dir / "key-secret"
+    secret = settings.data_dir / SECRET
     if secret.exists() and secret.stat().st_mode & 0o077:
         says = f"{secret}, under which keys are hashed, can be read by other users"
         yield _settings.wrong(says, f"chmod 600 {quote(str(secret))}")
@@ -178,7 +179,8 @@ def _reaching(settings: "Settings", file: Path | None) -> str:
 
 def _inside(database: "Database", settings: "Settings", file: Path | None, *, deep: bool) -> Iterator[Finding]:
     """What a migrated database says of itself."""
-    from service.access.keys import refuse_without_keys
+    from service.access.keys import lacks_secret, refuse_without_keys
+    from service.access.security import SECRET
     from service.database.engine import keeps_wal
     from service.database.server import damage, describe
     from service.errors import UserError
@@ -186,6 +188,7 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
     with database.read() as session:
         server = describe(session)
         broken = damage(session) if deep else None
+        locked = lacks_secret(session, settings.data_dir)
     if broken is not None:
         yield _database.wrong(f"{file} is damaged: {broken}", "ttsv restore --force FILE  # a backup; docs/backup.md")
     if not database.takes_writes():
@@ -206,6 +209,14 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
         refuse_without_keys(database, settings)
     except UserError as error:
         yield _settings.wrong(str(error), "ttsv keys create PROJECT --owner NAME")
+    if locked:
+        secret = settings.data_dir / SECRET
+        says = f"the database has keys, and {secret}, under which they are hashed, is not there: none opens anything"
+        mend = f"(umask 077; unzip -p FILE files/{SECRET} > {quote(str(secret))})  # of a backup"
+        if settings.storage is None:
+            yield _settings.wrong(says, f"{mend}; if there is none, `ttsv keys revoke` all")
+        else:  # whose worker may have a data folder of its own
+            yield _settings.warning(f"{says}, if the API runs here", f"{mend}; nothing, where workers alone run")
     yield _database_clock(server)
 
 

@@ -35,7 +35,7 @@ def create(
 ) -> None:
     """Make a key and print it, this once."""
     from service.access import keys
-    from service.access.security import Scope, installation_secret, new_key
+    from service.access.security import SECRET, Scope, installation_secret, new_key
     from service.database import now
     from service.errors import UserError
     from service.settings import Settings
@@ -48,7 +48,15 @@ def create(
         raise UserError(f"--scope {wrong[0]}: must be one of {', '.join(known)}")
     expires = None if days is None else now() + timedelta(days=days)
     with _database() as database:
-        key = new_key(installation_secret(Settings().data_dir))
+        folder = Settings().data_dir
+        with database.read() as session:
+            if keys.lacks_secret(session, folder):
+                raise UserError(
+                    f"the database has keys, and {folder / SECRET}, under which they are hashed, is not there: a key "
+                    "under another secret would open nothing where the API runs. Run it there, in its environment, or "
+                    "put the file back from a backup; if it is lost, `ttsv keys revoke` those there are first"
+                )
+        key = new_key(installation_secret(folder))
 
         def work(session: "Session") -> None:
             found = keys.project_named(session, project) or keys.create_project(session, project)

@@ -22,7 +22,19 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
-from service.database import Artifact, Event, Experiment, ExperimentState, Result, Score, Trial, TrialState, Worker, now
+from service.database import (
+    ApiKey,
+    Artifact,
+    Event,
+    Experiment,
+    ExperimentState,
+    Result,
+    Score,
+    Trial,
+    TrialState,
+    Worker,
+    now,
+)
 from service.database.engine import Database
 from service.errors import LeaseLostError, UserError
 from service.leaderboards import field_index
@@ -1080,6 +1092,17 @@ class TestCommands:
         assert "warning: trials/1/1/model.safetensors is not in it" in said.stderr
         with Reader(file) as found:
             assert len(found.manifest.missing) == 1
+
+    def test_without_the_secret_of_its_keys_it_ends_with_one(
+        self, run: Callable[..., Any], lived: Database, source: Settings, file: Path
+    ) -> None:
+        (source.data_dir / "key-secret").unlink()
+        assert "warning: key-secret is not in it: without it none" in run(source, "backup", file, code=1).stderr
+        with Reader(file) as found:
+            assert [one.path for one in found.manifest.missing if not one.expected] == ["key-secret"]
+        file.unlink()
+        lived.write(lambda session: session.execute(update(ApiKey).values(revoked_at=now())))
+        assert run(source, "backup", file).stderr == ""
 
     def test_no_service_starts_on_half_a_restore(self, run: Callable[..., Any], source: Settings) -> None:
         source.data_dir.mkdir()

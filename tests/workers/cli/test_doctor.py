@@ -26,6 +26,7 @@ from PIL import Image
 from sqlalchemy import text, update
 from typer.testing import CliRunner
 
+from service.access import keys, security
 from service.database import Artifact, Experiment, ExperimentState, Worker
 from service.database.engine import Database, sqlite_driver
 from service.database.server import Server
@@ -397,6 +398,19 @@ class TestDatabase:
     def test_nobody_has_a_key(self, lab: Settings) -> None:
         open_to_all = lab.model_copy(update={"host": "0.0.0.0"})
         is_wrong(self.look(open_to_all), "requests from elsewhere need a key", "ttsv keys create PROJECT")
+
+    def test_the_secret_of_the_keys_is_elsewhere(self, lab: Settings, database: Database) -> None:
+        def add(session: Any) -> None:
+            key = security.new_key(security.installation_secret(lab.data_dir))
+            keys.add_key(session, keys.create_project(session, "vision").id, key, owner="ada", scopes=[])
+
+        database.write(add)
+        secret, says = lab.data_dir / "key-secret", "under which they are hashed, is not there"
+        assert not [finding for finding in self.look(lab) if says in finding.says]
+        secret.unlink()
+        mend = f"unzip -p FILE files/key-secret > {secret}"
+        is_wrong(self.look(lab), says, mend)
+        is_warning(self.look(lab.model_copy(update={"storage": str(lab.data_dir / "store")})), says, mend)
 
     @pytest.mark.parametrize(
         ("version", "ahead", "statuses"),

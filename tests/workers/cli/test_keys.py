@@ -54,6 +54,20 @@ def test_what_is_wrong_is_named(keys: Keys, code: int, says: str, command: tuple
     assert ["ada", "1"] in [line.split() for line in keys("people", "vision").stdout.splitlines()]
 
 
+def test_no_second_secret_is_made_beside_that_of_the_keys_there_are(keys: Keys, tmp_path: Path) -> None:
+    """As on a worker's machine, whose data folder is another: the key would open nothing where the API runs."""
+    secret = tmp_path / "data" / "key-secret"
+    assert keys("create", "vision", "--owner", "ada").exit_code == 0
+    secret.rename(tmp_path / "away")
+    refused = keys("create", "vision", "--owner", "grace")
+    assert (refused.exit_code, refused.stdout, secret.exists()) == (1, "", False)
+    assert f"{secret}, under which they are hashed, is not there" in refused.stderr
+    assert "Run it there" in refused.stderr
+    (ada,) = [line.split()[0] for line in keys("ls").stdout.splitlines() if "ada" in line]
+    assert keys("revoke", ada).exit_code == 0  # as whoever lost it must: it opens nothing any more
+    assert keys("create", "vision", "--owner", "grace").exit_code == 0
+
+
 @pytest.mark.parametrize("command", [("people", "vision"), ("person", "vision", "ada", "--weight", "2")])
 def test_where_there_is_no_database_none_is_made(keys: Keys, tmp_path: Path, command: tuple[str, ...]) -> None:
     assert keys(*command).exit_code == 1
