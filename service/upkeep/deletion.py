@@ -31,6 +31,7 @@ from service.experiments.artifacts import remove_copies
 from service.leaderboards import cell_scores
 from service.queue import census
 from service.upkeep.files import DataFolder
+from service.upkeep.home import require_home
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ def remove_marked(database: Database, folder: DataFolder) -> int:
 def _remove(database: Database, folder: DataFolder, experiment_id: int) -> bool:
     while True:
         with database.read() as session:
+            require_home(session, folder)
             if _evaluated_by(session, experiment_id):  # posted in the very moment of the deletion
                 logger.warning("experiment %d is deleted, and stays: others evaluate its networks", experiment_id)
                 return False

@@ -162,6 +162,10 @@ class DataFolder:
             says = "no trial left anything here; is the data folder mounted, and the store?"
             raise FileNotFoundError(errno.ENOENT, says, str(self.path))
 
+    def mark(self) -> str | None:
+        """The word of the place that keeps the files of trials: the store, else the data folder. Raises `OSError`."""
+        return (self.kept or self._disk).mark()
+
     def remove(self, path: str) -> None:
         """Removes one file of a trial, where it is there; nothing through a link, and nothing outside."""
         for place in self._places:

@@ -4,6 +4,7 @@ The first API on a database writes the mark of that place into it. Whoever comes
 worker of a database without a mark is believed.
 """
 
+import errno
 import logging
 import socket
 
@@ -16,6 +17,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
 from service.storage import MARKER, SETTING, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
+from service.upkeep.files import DataFolder
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,17 @@ def problem_of(database: Database, settings: Settings) -> str | None:
         "Set TTSV_DATA_DIR and TTSV_STORAGE alike for API and workers; where the files are here now, run "
         "`ttsv migrate --here` first"
     )
+
+
+def require_home(session: Session, folder: DataFolder) -> None:
+    """Raises `OSError` where files of this database's trials are elsewhere, or what has them is not mounted.
+
+    By the mark, as not every trial left a file that could be looked for.
+    """
+    home = session.get(Home, _ONLY)
+    if home is not None and folder.mark() != home.mark:
+        says = f"files of trials are in {home.place}: another folder or store, or not mounted here (its file {MARKER})"
+        raise OSError(errno.ENODEV, says, str(folder.path))
 
 
 def _write(database: Database, settings: Settings, *, over: bool) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from service.access.security import SECRET
-from service.storage import Attempt, Store, StoredFile, is_later, remove_checkpoints
+from service.storage import Attempt, Folder, Store, StoredFile, is_later, mark_of, remove_checkpoints
 from service.storage.attempts import attempts
 from ttsv.results import CHECKPOINTS
 
@@ -70,6 +70,9 @@ class Place(Protocol):
 
     def used(self) -> bool:
         """Whether any trial has a folder."""
+
+    def mark(self) -> str | None:
+        """The word by which it is known again; None where it has none."""
 
     def remove(self, path: str) -> None:
         """Removes one file, where it is there."""
@@ -156,6 +159,10 @@ class Disk:
         """As `Place.used`: else the folder is another one, or not mounted."""
         return (self.path / TRIALS).is_dir()
 
+    def mark(self) -> str | None:
+        """As `Place.mark`."""
+        return mark_of(Folder(self.path))
+
     def refuse_removal(self) -> None:
         """Raises `OSError` where nothing can be removed: the disk is read-only, or the folder of all trials a link."""
         if self.path.exists() and os.statvfs(self.path).f_flag & os.ST_RDONLY:
@@ -220,6 +227,10 @@ class Bucket:
     def used(self) -> bool:
         """As `Place.used`."""
         return bool(self.store.folders(TRIALS))
+
+    def mark(self) -> str | None:
+        """As `Place.mark`."""
+        return mark_of(self.store)
 
     def remove(self, path: str) -> None:
         """As `Place.remove`."""

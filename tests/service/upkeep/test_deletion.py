@@ -38,7 +38,7 @@ from service.experiments.listing import ExperimentFilter, TrialFilter, list_expe
 from service.experiments.submission import submit
 from service.queue.census import take_census
 from service.settings import Settings
-from service.upkeep import deletion
+from service.upkeep import deletion, home
 from service.upkeep.deletion import mark, preview, remove_marked
 from service.upkeep.files import DataFolder
 from tests.migrations.statements import Installation
@@ -199,6 +199,30 @@ class TestDeleted:
         assert remove_marked(marked, DataFolder(tmp_path / "empty")) == 0
         assert count(marked, Artifact) == 1
         assert remove_marked(marked, folder) == 1
+
+    def test_trials_that_left_no_file_in_a_manifest_stay_with_a_store_that_is_not_mounted(
+        self, lived: Database, source: Settings, tmp_path: Path
+    ) -> None:
+        """They have logs and checkpoints, and nobody would know any more whose these are."""
+        mount = tmp_path / "store"
+        mount.mkdir()
+        kept = source.model_copy(update={"storage": str(mount)})
+        home.settle(lived, kept)
+        delete(lived, EVALUATING)
+        settle(lived)
+        with lived.read() as session:
+            trial_id = session.scalars(select(Trial.id).where(Trial.experiment_id == EVALUATING)).first()
+        log = mount / f"trials/{trial_id}/1/trial.log"
+        log.parent.mkdir(parents=True)
+        log.touch()
+        mount.rename(tmp_path / "disk")
+        mount.mkdir()
+        assert remove_marked(lived, DataFolder.of(kept)) == 0
+        assert count(lived, Experiment) == 3
+        mount.rmdir()
+        (tmp_path / "disk").rename(mount)
+        assert remove_marked(lived, DataFolder.of(kept)) == 1
+        assert not log.parent.parent.exists()
 
     def test_rows_stay_where_the_folder_of_all_trials_is_a_link(self, marked: Database, folder: DataFolder) -> None:
         settle(marked)
