@@ -51,7 +51,8 @@ def refuse_half_restored(settings: Settings) -> None:
 def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = lambda _progress: None) -> Restored:
     """Puts a backup in the place of database and data folder, which must be empty unless `force`.
 
-    Raises `UserError` where the backup is not whole, the place is taken or in use, or a disk has no room.
+    Raises `UserError` where the backup is not whole, the place is taken, in use or on several disks, or a disk has no
+    room.
     """
     data_dir = settings.data_dir
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,7 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
             _recover(settings, target)
             target.refuse_in_use()
             present, shelf = _present(data_dir, manifest), Shelf.of(settings)
+            shelf.refuse_apart(data_dir, [*present, *_tops(manifest)])
             if not force and (present or shelf.filled() or target.filled()):
                 there = [*(["the database"] if target.filled() else []), *present]
                 there += ["the store (TTSV_STORAGE)"] if shelf.filled() else []

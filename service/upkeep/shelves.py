@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from service.errors import UserError
@@ -37,6 +38,10 @@ class Shelf:
     def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
         """Raises `UserError` where a disk has too little room."""
         _refuse_full(data_dir, manifest.size)
+
+    def refuse_apart(self, data_dir: Path, names: Collection[str]) -> None:
+        """Raises `UserError` where what has these names in the data folder, or trials beside it, cannot be renamed."""
+        _refuse_apart(data_dir, names)
 
     def clear(self) -> None:
         """Removes what a restore has prepared beside the data folder."""
@@ -73,6 +78,11 @@ class _FolderShelf(Shelf):
             return
         _refuse_full(self._root, _bytes_of_trials(manifest))
         _refuse_full(data_dir, _bytes_passing(manifest))
+
+    def refuse_apart(self, data_dir: Path, names: Collection[str]) -> None:
+        super().refuse_apart(data_dir, names)
+        if self._root.exists():
+            _refuse_apart(self._root, [TRIALS])
 
     def clear(self) -> None:
         removed(self._stage)
@@ -144,6 +154,41 @@ def is_something(path: Path) -> bool:
     if path.is_dir() and not path.is_symlink():
         return any(path.iterdir())
     return os.path.lexists(path)
+
+
+def _refuse_apart(folder: Path, names: Iterable[str]) -> None:
+    """Raises `UserError` where what has these names in a folder cannot be renamed there: it lies on another disk.
+
+    Nor may the folder of all trials be a link: what is restored would not be on the disk that it leads to.
+    """
+    here = _mount(folder, follow=True)
+    for path in [folder / name for name in names]:
+        for there, follow in ((path.parent, True), (path, False)):
+            is_link = there == folder / TRIALS and there.is_symlink()
+            if is_link or (os.path.lexists(there) and _mount(there, follow=follow) != here):
+                what = "a link" if there.is_symlink() else "another disk, mounted there"
+                raise UserError(
+                    f"{there} is {what}: a restore renames what is in {folder}, but not from disk to disk. "
+                    f"Take {there.name} away for the restore, and move what was restored onto that disk afterwards; "
+                    f"or mount the disk on {folder} itself"
+                )
+
+
+def _mount(path: Path, *, follow: bool) -> tuple[int, str] | None:
+    """The disk that something lies on and, as Linux tells it, which mount: the same disk may be mounted there twice.
+
+    None for a link that leads nowhere.
+    """
+    try:
+        descriptor = os.open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
+    except FileNotFoundError:
+        return None
+    try:
+        disk, said = os.fstat(descriptor).st_dev, Path(f"/proc/self/fdinfo/{descriptor}")
+        lines = said.read_text().splitlines() if said.exists() else []
+        return disk, next((line for line in lines if line.startswith("mnt_id:")), "")
+    finally:
+        os.close(descriptor)
 
 
 def _refuse_full(folder: Path, size: int) -> None:

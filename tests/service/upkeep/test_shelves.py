@@ -89,6 +89,49 @@ def test_without_a_store_all_of_it_goes_into_the_data_folder(tmp_path: Path) -> 
         Shelf.of(Settings(data_dir=tmp_path)).refuse_full(tmp_path, large)
 
 
+@pytest.mark.parametrize("name", ["trials", "datasets/digits.sha256.json"])
+def test_nothing_is_renamed_from_disk_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    folder, other = tmp_path / "data", tmp_path / "other"
+    shelf = Shelf.of(Settings(data_dir=folder))
+    (folder / name).parent.mkdir(parents=True)
+    other.mkdir()
+    shelf.refuse_apart(folder, [name])
+    top = folder / name.partition("/")[0]
+    genuine = shelves._mount
+
+    def mounted(path: Path, *, follow: bool) -> tuple[int, str] | None:
+        apart = path == top or (follow and path.resolve() == other)
+        return (0, "another") if apart else genuine(path, follow=follow)
+
+    monkeypatch.setattr(shelves, "_mount", mounted)
+    top.mkdir(exist_ok=True)
+    with pytest.raises(UserError, match=f"{top} is another disk, mounted there: .* Take {top.name} away for"):
+        shelf.refuse_apart(folder, [name])
+    top.rmdir()
+    top.symlink_to(other)
+    with pytest.raises(UserError, match=f"{top} is a link: "):
+        shelf.refuse_apart(folder, [name])
+    stored = Shelf.of(Settings(data_dir=tmp_path / "fresh", storage=str(folder)))
+    (tmp_path / "fresh").mkdir()
+    if name == "trials":
+        with pytest.raises(UserError, match=f"{top} is a link: "):
+            stored.refuse_apart(tmp_path / "fresh", [name])
+
+
+def test_a_link_on_the_same_disk_is_no_other(tmp_path: Path) -> None:
+    """Data sets may be linked there, one by one or all of them."""
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/datasets").symlink_to(tmp_path / "sets")
+    (tmp_path / "sets/mine.npz").symlink_to("/proc/self/status")  # which is on another, and stays there
+    shelf = Shelf.of(Settings(data_dir=tmp_path / "data"))
+    shelf.refuse_apart(tmp_path / "data", ["datasets/mine.npz", "key-secret"])
+    (tmp_path / "data/datasets").unlink()
+    (tmp_path / "data/datasets").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="datasets is a link: "):
+        shelf.refuse_apart(tmp_path / "data", ["datasets/mine.npz"])
+
+
 def test_a_store_that_is_the_data_folder_is_no_other_place(tmp_path: Path) -> None:
     """Its trials would be moved aside twice, and there the second time they are not."""
     (tmp_path / "data/trials/1").mkdir(parents=True)
