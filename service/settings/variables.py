@@ -194,15 +194,27 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str | None) -> str | None:
-        """Refuses what is neither SQLite nor PostgreSQL; the URL, which may hold a password, is not repeated."""
+        """Refuses what is neither SQLite nor PostgreSQL; the URL, which may hold a password, is not repeated.
+
+        Nor may SQLite be without a file: every process would have a database of its own, that ends with it.
+        """
+        if value is None:
+            return None
         try:
-            known = value is None or make_url(value).drivername in _DRIVERS
+            url = make_url(value)
+            kind = _DRIVERS.get(url.drivername)
         except (ArgumentError, ValueError):  # ValueError: of a port that is no number
-            known = False
-        if not known:
+            kind = None
+        if kind is None:
             raise PydanticCustomError(
                 "database",
                 "must be a URL of SQLite or PostgreSQL, as sqlite:////folder/ttsv.db or postgresql://user@host/name",
+            )
+        if kind.startswith("sqlite") and url.database in (None, "", ":memory:"):
+            raise PydanticCustomError(
+                "database",
+                "must name the file of SQLite's database, as sqlite:////folder/ttsv.db; unset, it is ttsv.db in the "
+                "data folder",
             )
         return value
 

@@ -94,6 +94,8 @@ class _SqliteFile(Target):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._path = Path(settings.url.database or "").absolute()
+        if self._path.exists() and not self._path.is_file():
+            raise UserError(f"the database {self._path} is no file: let TTSV_DATABASE_URL name one")
 
     def close(self) -> None:
         pass  # none stays open: the file itself is exchanged

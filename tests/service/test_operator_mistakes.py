@@ -121,6 +121,12 @@ class TestDatabaseUrl:
         assert line.startswith("ttsv: TTSV_DATABASE_URL: must be a URL of SQLite or PostgreSQL, as sqlite:///")
         assert "secret" not in line
 
+    @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+pysqlite://"])
+    def test_sqlite_without_a_file(self, url: str, tmp_path: Path) -> None:
+        """A restore took the folder in which it was run for the file, and moved it aside."""
+        line = said(("restore", str(tmp_path / "lab.backup")), TTSV_DATABASE_URL=url)
+        assert line.startswith("ttsv: TTSV_DATABASE_URL: must name the file of SQLite's database, as sqlite:///")
+
     @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_says_so(self, command: tuple[str, ...]) -> None:
         assert "TTSV_DATABASE_URL: must be" in said(command, TTSV_DATABASE_URL="mysql://x")

@@ -683,6 +683,15 @@ class TestRefused:
         with opened(target).read() as session:
             assert session.scalar(select(func.count()).select_from(Experiment)) == 3
 
+    def test_where_the_database_is_to_be_there_is_a_folder(self, whole: Path, tmp_path: Path) -> None:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home/precious").touch()
+        settings = Settings(data_dir=tmp_path / "target", database_url=f"sqlite:///{tmp_path / 'home'}")
+        for force in (False, True):
+            with pytest.raises(UserError, match="home is no file: let TTSV_DATABASE_URL name one"):
+                restore.restore(settings, whole, force=force)
+        assert (tmp_path / "home/precious").exists()
+
     def test_two_at_once_do_not_meet(self, whole: Path, tmp_path: Path) -> None:
         target = Settings(data_dir=tmp_path / "target")
         target.data_dir.mkdir()
