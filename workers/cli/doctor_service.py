@@ -121,7 +121,13 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
     from service.database.engine import Database
     from service.errors import UserError
     from service.upkeep.migrate import fault_of
+    from service.upkeep.restore import refuse_half_restored
 
+    try:
+        refuse_half_restored(settings)
+    except UserError as error:  # until then nothing starts, and what is there may be of either
+        says = str(error).partition(": run ")[0]
+        return [_database.wrong(says, "ttsv restore FILE  # takes it back, or ends it, first")]
     try:
         file = _sqlite_file(settings)
     except (OSError, UnicodeDecodeError):  # of the password, which the settings' check tells
@@ -146,11 +152,9 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
 
 
 def _sqlite_file(settings: "Settings") -> Path | None:
-    """The file of SQLite; None: PostgreSQL, or SQLite in memory."""
+    """The file of SQLite; None: PostgreSQL."""
     url = settings.url
-    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-        return None
-    return Path(url.database)
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
 def _unsafe(file: Path) -> Finding | None:

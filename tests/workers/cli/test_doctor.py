@@ -361,6 +361,12 @@ class TestDatabase:
         is_warning(self.look(settings), "there is none yet", "ttsv migrate")
         assert not (machine / "data").exists()
 
+    def test_a_restore_was_cut_short(self, machine: Path, lab: Settings) -> None:
+        (machine / "restore.json").write_text("{}")
+        for settings in (lab, Settings(data_dir=machine)):
+            (found,) = self.look(settings)
+            is_wrong([found], f"a restore into {machine} was cut short", "ttsv restore FILE")
+
     def test_it_is_not_migrated(self, machine: Path) -> None:
         (machine / "ttsv.db").touch()
         findings = self.look(Settings(data_dir=machine))
