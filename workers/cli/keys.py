@@ -180,16 +180,23 @@ def _refuse_unfit(what: str, name: str) -> None:
 
 @contextmanager
 def _database(*, new: bool = True) -> "Iterator[Database]":
-    """The settings' database; a `new` one is made where there is none, as a key can be the first thing there is."""
+    """The settings' database; a `new` one is made where there is none, as a key can be the first thing there is.
+
+    One of an older version is refused: workers and APIs may be at work on it.
+    """
     from service.database.engine import Database
     from service.settings import Settings
     from service.upkeep.migrate import migrate, refuse_absent, refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
+    from service.upkeep.rows import revision_of
 
     refuse_half_restored(Settings())
     if not new:
         refuse_absent(Settings().url)
     with closing(Database(Settings().url)) as database:
+        if new:
+            with database.engine.connect() as connection:
+                new = revision_of(connection) is None
         (migrate if new else refuse_unmigrated)(database)
         yield database
 

@@ -1,11 +1,15 @@
 """`ttsv keys`: what people of a project weigh, straight in the database."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from service.database.engine import Database
+from service.upkeep.migrate import changing_schema, make_schema
+from service.upkeep.rows import revision_of
 from workers.cli.__main__ import app
 
 Keys = Callable[..., Result]
@@ -66,6 +70,19 @@ def test_no_second_secret_is_made_beside_that_of_the_keys_there_are(keys: Keys, 
     (ada,) = [line.split()[0] for line in keys("ls").stdout.splitlines() if "ada" in line]
     assert keys("revoke", ada).exit_code == 0  # as whoever lost it must: it opens nothing any more
     assert keys("create", "vision", "--owner", "grace").exit_code == 0
+
+
+@pytest.mark.parametrize("command", [("create", "vision", "--owner", "ada"), ("project", "vision")])
+def test_a_database_of_an_older_version_is_left_as_it_is(keys: Keys, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Its workers and API may be at work: `ttsv migrate` is for whoever knows that."""
+    with closing(Database(f"sqlite:///{tmp_path / 'data' / 'ttsv.db'}")) as database:
+        with changing_schema(database) as connection:
+            make_schema(connection, "0021", ())
+        done = keys(*command)
+        assert (done.exit_code, "at 0021, this code needs" in done.stderr) == (1, True), done.stderr
+        assert done.stderr.endswith("run `ttsv migrate`\n")
+        with database.engine.connect() as connection:
+            assert revision_of(connection) == "0021"
 
 
 @pytest.mark.parametrize("command", [("people", "vision"), ("person", "vision", "ada", "--weight", "2")])
