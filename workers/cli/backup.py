@@ -76,8 +76,9 @@ def restore(
     with _shown(as_json) as say:
         done = run(settings, file.absolute(), force=force, say=say)
     if as_json:
-        found = {"requeued": done.requeued, "aside": None if done.aside is None else str(done.aside)}
-        typer.echo(json.dumps({"manifest": done.manifest.model_dump(mode="json"), **found}, indent=2))
+        found = {"manifest": done.manifest.model_dump(mode="json"), "requeued": done.requeued}
+        aside = {"aside": done.aside and str(done.aside), "aside_in_store": done.aside_in_store}
+        typer.echo(json.dumps(found | aside, indent=2))
     else:
         typer.echo(f"restored: the installation of {done.manifest.made_at}; {done.requeued} experiments wait again")
         if done.aside is not None:

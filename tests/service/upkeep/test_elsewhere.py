@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from service.access.security import ANYONE
 from service.database import Artifact, Experiment, Trial, TrialState, now
@@ -34,6 +36,7 @@ from service.upkeep.retention import Rules, finish, plan, prune
 from service.upkeep.target import Target
 from tests.held import under
 from tests.service.upkeep.conftest import write_checkpoint
+from workers.cli.__main__ import app
 from workers.worker import upkeep as upkeep_of_worker
 from workers.worker.upkeep import Upkeep
 
@@ -225,6 +228,15 @@ class TestRestore:
     def file(self, lived: Database, kept: Settings, tmp_path: Path) -> Path:
         back_up(kept, lived, tmp_path / "backup")
         return tmp_path / "backup"
+
+    def test_json_says_where_what_the_store_had_is(self, file: Path, place: Settings) -> None:
+        put(store_of(place), "trials/1/1/model", b"old")
+        env = {"TTSV_DATA_DIR": str(place.data_dir), "TTSV_STORAGE": place.storage}
+        done = CliRunner().invoke(app, ["restore", str(file), "--force", "--json"], env=env)
+        assert done.exit_code == 0, (done.output, done.exception)
+        said = json.loads(done.stdout)
+        (aside,) = [name for name in _tops(store_of(place)) if name.startswith("before-restore-")]
+        assert (said["aside"], aside in said["aside_in_store"]) == (None, True)
 
     def test_over_what_the_store_has_only_by_force(self, file: Path, place: Settings) -> None:
         """It is moved aside, whole."""
