@@ -17,6 +17,7 @@ from service.storage import Folder, open_kept, remove_checkpoints
 from service.upkeep import orphans
 from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
+from service.upkeep.home import require_home
 from service.upkeep.retention import Rules, finish, plan, prune
 
 logger = logging.getLogger(__name__)
@@ -83,11 +84,15 @@ class Upkeep:
             logger.warning("files stay for now: %s", error)
 
     def sweep(self) -> None:
-        """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
-        since = now() - _SWEPT_FOR if self._swept else None
-        with self._database.read() as session:
-            cancelled = driver_reads.cancelled_trials(session, since)
+        """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it.
+
+        Where that fails the next look is at all of them: the store may be away for longer than they are looked at.
+        """
+        since, self._swept = now() - _SWEPT_FOR if self._swept else None, False
         try:
+            with self._database.read() as session:
+                if cancelled := driver_reads.cancelled_trials(session, since):
+                    require_home(session, DataFolder.of(self._settings))
             kept = open_kept(self._settings.data_dir, self._settings.storage)
             for trial_id, fence in cancelled:  # of which some may be retried, and at work again, before their turn
                 try:

@@ -1187,6 +1187,30 @@ def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab) -> None:
     assert not folders[later].exists()
 
 
+def test_what_was_cancelled_while_the_store_was_away_goes_when_it_is_back(lab: Lab, tmp_path: Path) -> None:
+    """However long that was: an empty folder is there in its place, in which there is nothing to remove."""
+    mount, disk = tmp_path / "store", tmp_path / "disk"
+    settings = Settings(data_dir=lab.data_dir, storage=str(mount))
+    settle(lab.database, settings)
+    upkeep = Upkeep(settings, lab.database)
+    upkeep.sweep()
+    experiment_id = lab.post([0])
+    (trial,) = lab.trials(experiment_id)
+    checkpoints = mount / "trials" / str(trial.id) / "1" / CHECKPOINTS
+    checkpoints.mkdir(parents=True)
+    lab.database.write(lambda session: actions.cancel(session, experiment_id))
+    mount.rename(disk)
+    mount.mkdir()
+    upkeep.sweep()
+    long_ago = update(Experiment).values(finished_at=now() - timedelta(hours=2))
+    lab.database.write(lambda session: session.execute(long_ago))
+    mount.rmdir()
+    disk.rename(mount)
+    assert checkpoints.exists()
+    upkeep.sweep()
+    assert not checkpoints.exists()
+
+
 def test_a_trial_that_is_retried_meanwhile_keeps_its_checkpoints(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """To remove those of thousands of cancelled trials takes minutes: one of the last may be at work again by then."""
     experiment_id = lab.post([0])
