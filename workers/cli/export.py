@@ -62,11 +62,17 @@ def _cell(value: Any) -> str | int | float | bool | None:
 
 
 def _fetch_models(client: "Client", experiment_id: int, folder: Path) -> None:
-    count = 0
+    count = evaluating = without = 0
     folder.mkdir(parents=True, exist_ok=True)
     for trial in client.trials(experiment_id, state="succeeded"):
-        for artifact in client.artifacts(trial.id):
-            if artifact.kind == "model":
-                client.download(artifact, folder)
-                count += 1
+        models = [artifact for artifact in client.artifacts(trial.id) if artifact.kind == "model"]
+        for artifact in models:
+            client.download(artifact, folder)
+        count += len(models)
+        evaluating += not models and trial.source_trial_id is not None
+        without += not models and trial.source_trial_id is None
     typer.echo(f"{count} models are in {folder}")
+    if evaluating:
+        typer.echo(f"ttsv: note: {evaluating} trials evaluate models of others, and left none", err=True)
+    if without:
+        typer.echo(f"ttsv: warning: {without} trials that succeeded have no model any more: it was pruned", err=True)

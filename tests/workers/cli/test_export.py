@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner, Result
 
 from service.client import Client
-from service.database import EpochPoint
+from service.database import Artifact, EpochPoint, Trial, now
 from service.database.engine import Database
 from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
@@ -91,6 +91,18 @@ def test_csv(export: Callable[..., Result], tmp_path: Path) -> None:
 def test_models(export: Callable[..., Result], tmp_path: Path) -> None:
     assert "1 models are in" in export("--models", tmp_path / "models").stdout
     assert (tmp_path / "models" / "trial-1-model.safetensors").read_bytes() == b"weights"
+
+
+def test_models_that_are_not_there_are_counted(export: Callable[..., Result], stored: Database, tmp_path: Path) -> None:
+    assert export("--models", tmp_path / "models").stderr == ""
+    stored.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
+    done = export("--models", tmp_path / "models")
+    assert done.stdout.startswith("0 models are in")
+    assert done.stderr == "ttsv: warning: 1 trials that succeeded have no model any more: it was pruned\n"
+    first = update(Trial).where(Trial.number == 0).values(source_trial_id=4)
+    stored.write(lambda session: session.execute(first))
+    said = export("--models", tmp_path / "models").stderr
+    assert said == "ttsv: note: 1 trials evaluate models of others, and left none\n"
 
 
 def test_nowhere_is_a_wrong_command_line(export: Callable[..., Result]) -> None:
