@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -133,10 +133,11 @@ class _Ranking:
         front = metrics_named("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
+        _refuse_without_best("pareto", front, "no cell beats another in it; leave it out")
         if self.cursor is not None and filters.protocol is None:
             raise QueryError([FieldProblem("cursor", "a cursor is of one board: name its protocol too")])
         shown = () if self.metrics == "all" else metrics_named("metrics", self.metrics)
-        group_by = None if self.group_by is None else cell_field(self.group_by, "group_by")
+        group_by = None if self.group_by is None else grouping(self.group_by, self.metric)
         sort = None if self.sort is None else sorting(self.sort)
         after = None if self.cursor is None else _decoded(self.cursor, _order(self.metric, group_by, sort))
         fields = Shown.named(self.columns, self.hide, of_cells=True)
@@ -257,6 +258,20 @@ def metrics_named(field: str, names: str | None) -> tuple[Metric, ...]:
             fix = "`all` stands alone: it has every metric"
         raise QueryError([FieldProblem(field, fix)])
     return tuple(Metric(name) for name in listed)
+
+
+def grouping(name: str, metric: Metric) -> str:
+    """The field of whose values only the best cell is asked for, by path; raises `QueryError`."""
+    field = cell_field(name, "group_by")
+    _refuse_without_best("group_by", [metric], "no cell of a group is the best; rank by another metric")
+    return field
+
+
+def _refuse_without_best(field: str, metrics: Sequence[Metric], fix: str) -> None:
+    """Raises `QueryError` for a metric of which neither the most nor the least is best."""
+    for metric in metrics:
+        if not metric.has_best:
+            raise QueryError([FieldProblem(field, f"{metric} is better {metric.better}, not higher or lower: {fix}")])
 
 
 def sorting(name: str) -> str:

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
-from service.api.leaderboards import AskedBoards, answering, pivoting, sorting
+from service.api.leaderboards import AskedBoards, answering, grouping, pivoting, sorting
 from service.api.paper_tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
@@ -21,13 +21,13 @@ from service.leaderboards.counted_results import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric, unit_of
-from service.leaderboards.scatter import ScatterPlot, scatter_plot
+from service.leaderboards.scatter import ScatterPlot, has_front, scatter_plot
 from service.leaderboards.sheets import board_sheets, configurations_said, holes_listed, holes_said
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
 from service.schemas.trial_tables import Shown
-from service.specs.columns import cell_field, columns_of
+from service.specs.columns import columns_of
 from service.specs.patterns import FINGERPRINT
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -107,7 +107,7 @@ def board(
         filters=filters,
         limit=wanted.limit,
         after=wanted.after(filters),
-        group_by=cell_field(wanted.group_by, "group_by") if wanted.group_by else None,
+        group_by=grouping(wanted.group_by, metric) if wanted.group_by else None,
         sort=sorting(wanted.sort) if wanted.sort else None,
         pivot=pivoting(wanted.pivot) if wanted.pivot else None,
         fields=fields.chosen,
@@ -144,7 +144,7 @@ def board(
         baseline=wanted.baseline,
         holes=holes_said(found),
         said=holes_listed(found),
-        downloads=_downloads(question, columns, (x, y) if x is not y else ()),
+        downloads=_downloads(question, columns, (x, y) if x is not y and has_front(x, y) else ()),
         most_taken=MOST_TAKEN,
     )
 
@@ -219,13 +219,12 @@ class _Read(TypedDict):
 def _read(metric: Metric) -> _Read:
     """How the picture writes a metric."""
     reading = metric.reading
-    best = "higher" if metric.more_is_better else "lower" if metric.has_best else "near 1"
     return {
         "heading": reading.heading,
         "unit": reading.unit,
         "factor": reading.factor,
         "decimals": reading.decimals,
-        "best": best,
+        "best": metric.better,
     }
 
 

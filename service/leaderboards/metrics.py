@@ -35,6 +35,11 @@ class Metric(StrEnum, metaclass=_Catalogued):
         return self.reading.best != "at 1"
 
     @property
+    def better(self) -> str:
+        """Which values are better, in words."""
+        return {"most": "higher", "least": "lower", "at 1": "near 1"}[self.reading.best]
+
+    @property
     def reading(self) -> MetricInfo:
         """What it means and how people read it."""
         return METRICS[self.value]

@@ -1,4 +1,4 @@
-"""The cells of one leaderboard as points over two metrics, with their Pareto front."""
+"""The cells of one leaderboard as points over two metrics, with their Pareto front where both have a best end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +44,11 @@ class ScatterPlot:
         return {point.entry.cell for point in self.points if point.on_front and point.entry is not None}
 
 
+def has_front(x: Metric, y: Metric) -> bool:
+    """Whether cells can beat each other in both metrics: of each the most or the least is best."""
+    return x.has_best and y.has_best
+
+
 def scatter_plot(session: Session, question: Question, x: Metric, y: Metric) -> ScatterPlot | None:
     """The board with most rows, or that of the question's protocol; None where no cell has both metrics."""
     question = replace(question, front=(x, y))
@@ -58,8 +63,10 @@ def _plot(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Scatter
     xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
     if not keys:
         return None
-    front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])
-    best = [key for key, keep in zip(keys, front, strict=True) if keep]
+    best: list[int] = []
+    if has_front(x, y):
+        front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])
+        best = [key for key, keep in zip(keys, front, strict=True) if keep]
     named = source.entries(best[:MOST_NAMED])
     chosen = set(best)
     others = [key for key in _apart(keys, xs, ys) if key not in chosen]
@@ -121,7 +128,7 @@ def plane(session: Session, question: Question, x: Metric, y: Metric) -> Scatter
     keys = sorted(across.keys() & up.keys(), key=across.__getitem__, reverse=x.more_is_better)
     if not keys:
         return None
-    front = set(source.front(board, (x, y)))
+    front = set(source.front(board, (x, y)) if has_front(x, y) else ())
     shown = keys[:MOST_CELLS]
     shown += [key for key in keys[MOST_CELLS:] if key in front]
     entries = source.entries(shown)

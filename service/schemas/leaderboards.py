@@ -280,5 +280,5 @@ class PlaneOut(Out):
     y_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
     seeds: list[int] = Field(description="Results of each cell.")
     trials: list[int] = Field([], description="Different trials of each, with a result or without.")
-    front: list[bool] = Field(description="Whether no other cell is better in both.")
+    front: list[bool] = Field(description="Whether no other cell is better in both; with a temperature always false.")
     fields: dict[str, list[Any]] = Field(description="By path, the values in `columns` and `decided`.")

@@ -310,6 +310,8 @@ class TestQuestions:
             ("metrics=,", "metrics"),
             ("pareto=accuracy", "pareto"),
             ("pareto=accuracy,speed", "pareto"),
+            ("pareto=accuracy,temperature", "pareto"),
+            ("metric=temperature&group_by=layer", "group_by"),
             ("group_by=seed", "group_by"),
             ("columns=lear", "columns"),
             ("hide=training.", "hide"),

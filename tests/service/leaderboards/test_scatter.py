@@ -46,6 +46,26 @@ def test_a_point_that_lacks_seeds_says_so(
         assert "accuracy (%) 50.00, 2 of 3 seeds</title>" in page
 
 
+def test_a_metric_that_is_best_between_has_points_and_no_front(
+    api: TestClient, submit: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None]
+) -> None:
+    """The coldest network is none of the best: a temperature is best near 1."""
+    submit(seeds=1, **{"training.lr": [0.1, 0.2, 0.3]})
+    lease = claim()
+    for trial, temperature in enumerate((0.3, 1.0, 1.5), 1):
+        finish(lease, trial, 0.5, temperature=temperature)
+    for query in ("", "&experiment=1"):
+        for axes in ("x=accuracy&y=temperature", "x=temperature&y=accuracy"):
+            found = api.get(f"/v1/leaderboards/digits/plane?{axes}{query}").json()
+            assert (found["total"], found["front"]) == (3, [False] * 3)
+            page = api.get(f"/leaderboards/digits?{axes}{query}").text
+            assert "temperature near 1)" in page or "(temperature near 1," in page
+            assert ("temperature, near 1 is better" in page) == axes.endswith("temperature")
+            assert "Pareto front" not in page
+            assert 'class="front"' not in page
+            assert "pareto=" not in page, "which the downloads would be refused for"
+
+
 def test_what_is_wrong_and_what_is_not_there(api: TestClient, submit: Callable[..., int]) -> None:
     submit()
     assert api.get("/v1/leaderboards/digits/plane?x=accuracy&y=accuracy").status_code == 422
