@@ -223,7 +223,7 @@ def show_plane(
     x: Annotated[Metric, Query(description="The metric along x.")] = Metric.COMPRESSION,
     y: Annotated[Metric, Query(description="The metric along y.")] = Metric.ACCURACY,
 ) -> Response:
-    """All cells of the board with most rows, or of a protocol's, in two metrics, with their Pareto front."""
+    """All cells of the board with most rows in x that has both metrics, or of a protocol's, with their Pareto front."""
     if x is y:
         raise QueryError([FieldProblem("y", "must be another metric than x")])
     question = Question(dataset=dataset, metric=x, filters=filters, scope=who.project_id or EVERYONE)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
+from service.leaderboards.boards import Position
 from service.leaderboards.filters import Question
 from service.leaderboards.leaderboard import boards_of, source_of
 from service.leaderboards.metrics import Metric
@@ -50,19 +51,13 @@ def has_front(x: Metric, y: Metric) -> bool:
 
 
 def scatter_plot(session: Session, question: Question, x: Metric, y: Metric) -> ScatterPlot | None:
-    """The board with most rows, or that of the question's protocol; None where no cell has both metrics."""
-    question = replace(question, front=(x, y))
-    source = source_of(session, question)
-    boards = boards_of(source, question)
-    return _plot(source, boards[0], x, y) if boards else None
-
-
-def _plot(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> ScatterPlot | None:
-    across, up = source.positions(board, x), source.positions(board, y)
-    keys = sorted(across.keys() & up.keys(), key=across.__getitem__)
-    xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
-    if not keys:
+    """The cells that `plane` has, those that can be told apart; None where none has both metrics."""
+    found = _measured(session, question, x, y)
+    if found is None:
         return None
+    source, board, across, up = found
+    keys = sorted(across, key=across.__getitem__)
+    xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
     best: list[int] = []
     if has_front(x, y):
         front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])
@@ -72,6 +67,19 @@ def _plot(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Scatter
     others = [key for key in _apart(keys, xs, ys) if key not in chosen]
     points = [ScatterPoint(xs[key], ys[key], key in chosen, named.get(key)) for key in [*others, *best]]
     return ScatterPlot(board.protocol, points, len(keys), len(best))
+
+
+def _measured(
+    session: Session, question: Question, x: Metric, y: Metric
+) -> tuple[ScoreSource, BoardKey, dict[int, Position], dict[int, Position]] | None:
+    """Of the boards with cells that have both metrics that with most rows in x: these cells in x and in y."""
+    question = replace(question, metric=x, columns=(x, y), front=(x, y))
+    source = source_of(session, question)
+    for board in boards_of(source, question):
+        across, up = source.positions(board, x), source.positions(board, y)
+        if both := across.keys() & up.keys():
+            return source, board, {key: across[key] for key in both}, {key: up[key] for key in both}
+    return None
 
 
 def _apart(keys: Sequence[int], xs: dict[int, float], ys: dict[int, float]) -> list[int]:
@@ -117,17 +125,12 @@ class Scatter:
 
 
 def plane(session: Session, question: Question, x: Metric, y: Metric) -> Scatter | None:
-    """The cells of the board with most rows, or of the question's protocol; None where none has both metrics."""
-    question = replace(question, metric=x, columns=(x, y), front=(x, y))
-    source = source_of(session, question)
-    boards = boards_of(source, question)
-    if not boards:
+    """The cells with both metrics of the board with most rows in x that has such; None where no board has."""
+    found = _measured(session, question, x, y)
+    if found is None:
         return None
-    board = boards[0]
-    across, up = source.positions(board, x), source.positions(board, y)
-    keys = sorted(across.keys() & up.keys(), key=across.__getitem__, reverse=x.more_is_better)
-    if not keys:
-        return None
+    source, board, across, _ = found
+    keys = sorted(across, key=across.__getitem__, reverse=x.more_is_better)
     front = set(source.front(board, (x, y)) if has_front(x, y) else ())
     shown = keys[:MOST_CELLS]
     shown += [key for key in keys[MOST_CELLS:] if key in front]

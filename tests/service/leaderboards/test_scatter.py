@@ -66,6 +66,27 @@ def test_a_metric_that_is_best_between_has_points_and_no_front(
             assert "pareto=" not in page, "which the downloads would be refused for"
 
 
+def test_the_board_is_one_that_has_both_metrics(
+    api: TestClient, submit: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None]
+) -> None:
+    """More cells were measured under a protocol without attacks; and none has all."""
+    submit(seeds=1, **{"training.lr": [0.1, 0.2, 0.3, 0.4, 0.5]})
+    lease = claim()
+    for trial in (1, 2, 3):
+        finish(lease, trial, 0.9)
+    for trial in (4, 5):
+        finish(lease, trial, 0.9, under="attacked", robust_accuracy=trial / 10)
+    for query in ("", "&experiment=1"):
+        for axes in ("x=compression&y=robust_accuracy", "x=robust_accuracy&y=compression"):
+            found = api.get(f"/v1/leaderboards/digits/plane?{axes}{query}").json()
+            assert (found["total"], found["front"].count(True)) == (2, 1)
+            page = api.get(f"/leaderboards/digits?{axes}{query}").text
+            assert f"2 configurations of protocol <code>{found['protocol'][:12]}</code>" in page
+        nowhere = "x=robust_accuracy&y=pgd_accuracy"
+        assert api.get(f"/v1/leaderboards/digits/plane?{nowhere}{query}").json()["protocol"] is None
+        assert "No configuration has both" in api.get(f"/leaderboards/digits?{nowhere}{query}").text
+
+
 def test_what_is_wrong_and_what_is_not_there(api: TestClient, submit: Callable[..., int]) -> None:
     submit()
     assert api.get("/v1/leaderboards/digits/plane?x=accuracy&y=accuracy").status_code == 422
