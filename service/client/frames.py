@@ -54,8 +54,8 @@ def result_frame(trials: Iterable[TrialOut], shown: Shown = EVERY) -> "pd.DataFr
     """One row per trial, indexed by its id: what it is, its flattened configuration, and every metric of its result.
 
     `shown` chooses among the fields of the configuration. `attrs["columns"]` are those in which trials differ,
-    `attrs["common"]` has what they share. Metrics are missing where a trial has no result, or its evaluation did not
-    ask for them; fractions are in [0, 1].
+    `attrs["common"]` has what they share. Metrics are missing where a trial has no result, or one that cannot be true
+    (`valid`, `violations`), or its evaluation did not ask for them; fractions are in [0, 1].
     """
     import pandas as pd
 
@@ -65,7 +65,10 @@ def result_frame(trials: Iterable[TrialOut], shown: Shown = EVERY) -> "pd.DataFr
         # Strings tell a data frame too little of lists (`milestones`): they stay what they are.
         config = {path: value_of(trial.config, path) for path in shown.chosen} or dict(flat(trial.config))
         names |= dict.fromkeys(config)
-        rows.append(own | config | ({} if trial.result is None else trial.result.model_dump()))
+        result = {} if trial.result is None else trial.result.model_dump()
+        if trial.result is not None and not trial.result.valid:  # else means over seeds would take its numbers in
+            result |= dict.fromkeys(METRICS)
+        rows.append(own | config | result)
         configs.append(trial.config)
     fields = [name for name in names if name not in shown.hidden]
     frame = pd.DataFrame(rows, columns=[*_TRIAL_COLUMNS, *fields, *RESULT_COLUMNS])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Select, and_, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import Experiment, ExperimentState, FieldIndex, Result, Tag, Trial, TrialState
@@ -167,7 +167,7 @@ def experiments_by_id(
 
 
 def trial_order(sort: str, kept: Kept = Trial) -> Order:
-    """Trials by a column of theirs or of their results, or by any field of their configurations; raises `QueryError`.
+    """Trials by a column of theirs or of valid results, or by any field of their configurations; raises `QueryError`.
 
     `sort` names it, with `-` before it for the largest first. Fields are read where they are `kept`.
     """
@@ -208,7 +208,8 @@ def list_trials(
     if kept is FieldIndex and (wanted.beyond_index or of is Trial):
         query = query.join(Trial, Trial.id == by.identity)
     if of is Result:
-        query = query.outerjoin(Result, Result.trial_id == by.identity)
+        # An invalid result says nothing by which a trial might come first.
+        query = query.outerjoin(Result, and_(Result.trial_id == by.identity, Result.valid))
     # Numbers first: of a hundred thousand trials in an order that no index has a database would carry whole rows along.
     found = by.page(session, query, cursor, limit)
     numbers = [row[0] for row in found.rows]

@@ -83,7 +83,7 @@ TrialSort = Annotated[
         max_length=100,
         pattern=ORDER,
         description=f"The order; - before it: largest first. One of {', '.join(TRIAL_ORDERS)}, or any field of the "
-        "spec. Rows without a value come last, equal ones by their id.",
+        "spec. Rows without a value, or with an invalid result's, come last, equal ones by their id.",
         examples=["-accuracy", "training.lr"],
     ),
 ]

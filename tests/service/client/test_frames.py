@@ -9,6 +9,7 @@ from service.errors import QueryError
 from service.schemas.leaderboards import LeaderboardOut, PivotOut
 from service.schemas.trial_tables import Shown
 from service.schemas.trials import TrialOut
+from ttsv.metrics.catalog import METRICS
 
 
 def test_a_leaderboard_has_the_fields_that_differ() -> None:
@@ -55,6 +56,19 @@ def test_a_matrix_has_means_and_counts_beside_each_other() -> None:
     assert means.isna().to_numpy().tolist() == [[False, True], [True, False]]
     assert (frame.loc["[]", (8, "seeds")], frame.loc["[]", (8, "trials")]) == (0, 3)
     assert frame.loc["[]", (8, "missing")] == "3 diverged"
+
+
+def test_an_invalid_result_has_no_numbers() -> None:
+    """Of a group of seeds the mean is that of the valid ones, as on the leaderboards."""
+    result = TRIAL["result"]
+    wrong = result | {"accuracy": 0.99, "valid": False, "violations": ["certified, and broken"]}
+    trials = [TrialOut.model_validate(TRIAL | {"id": i, "result": one}) for i, one in enumerate([result, wrong])]
+    frame = result_frame(trials)
+    assert frame.groupby("rank")["accuracy"].agg(["mean", "count"]).loc[4].tolist() == [result["accuracy"], 1]
+    assert frame.loc[1, [*METRICS]].isna().all()
+    assert frame["valid"].tolist() == [True, False]
+    assert frame.loc[1, "violations"] == ["certified, and broken"]
+    assert frame.loc[1, "protocol"] == result["protocol"]
 
 
 def test_trials_have_the_fields_that_were_chosen_and_say_which_differ() -> None:

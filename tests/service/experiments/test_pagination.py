@@ -183,8 +183,10 @@ def check_trials(filled: Database, name: str, sign: str) -> None:
                 cursor = page.next
 
             def value(row: tuple[Trial, Result | None]) -> Any:
-                holder = row[0] if column.class_ is Trial else row[1]
-                return holder and getattr(holder, column.key)
+                trial, result = row
+                if column.class_ is Trial:
+                    return getattr(trial, column.key)
+                return getattr(result, column.key) if result and result.valid else None
 
             if name in ("model", "layer", "constraint"):
                 assert sorted(found) == sorted(trial.id for trial, _ in every)
