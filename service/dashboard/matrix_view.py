@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from service.api.matrices import AskedMatrix, written
 from service.dashboard.wording import NONE, fixed, said
 from service.leaderboards.matrix import Axis, Matrix, Seeds
-from service.leaderboards.metrics import Metric
 from service.leaderboards.value_texts import column_texts
 from ttsv.config.fields import FieldValue
 
@@ -135,16 +134,17 @@ def facet_texts(found: Matrix) -> list[str]:
     return [", ".join(own) for own in zip(*texts, strict=True)] or [""] * len(found.facets)
 
 
-def place_text(metric: Metric, value: float | None, deviation: float | None, seeds: int, trials: int) -> str:
-    """What a table says of a place with results."""
+def place_text(found: Matrix, index: int) -> str:
+    """What a table says of a place with results; the deviation is that of the mean alone."""
+    places, reading = found.places, found.metric.reading
+    value, deviation = places.value[index], places.deviation[index]
     if value is None:
         return NONE
-    reading = metric.reading
-    mean = value * reading.factor
-    text = fixed(mean, reading.decimals)
-    if deviation is not None:
-        text += f" ± {fixed(deviation * reading.factor, reading.decimals, mean)}"
-    return f"{text} ({seeds} of {trials})"
+    scaled = value * reading.factor
+    text = fixed(scaled, reading.decimals)
+    if deviation is not None and found.seeds is Seeds.MEAN:
+        text += f" ± {fixed(deviation * reading.factor, reading.decimals, scaled)}"
+    return f"{text} ({places.seeds[index]} of {places.trials[index]})"
 
 
 def _sheets(found: Matrix) -> Sequence[Sheet]:
@@ -160,12 +160,11 @@ def _sheets(found: Matrix) -> Sequence[Sheet]:
     for index, facet in enumerate(places.facet):
         if facet < len(grids):
             state = places.state[index]
-            value, seeds, trials = places.value[index], places.seeds[index], places.trials[index]
-            if seeds:
-                text = place_text(found.metric, value, places.deviation[index], seeds, trials)
+            if places.seeds[index]:
+                text = place_text(found, index)
                 text = text if state == "succeeded" else f"{text} {said(state)}"
             else:
-                text = f"{said(state)} (0 of {trials})"
+                text = f"{said(state)} (0 of {places.trials[index]})"
             grids[facet][places.y[index]][places.x[index]] = (text, state.value)
     headings = _along(found.y)
     titles = facet_texts(found)

@@ -337,6 +337,19 @@ def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, brow
         held[0].continue_()
 
 
+def test_a_change_is_written_as_the_table_says_its_numbers(live: Site, browse: Callable[..., Tab]) -> None:
+    """The least of some seeds has no deviation, nor has a deviation."""
+    tab = drawn(browse(f"{live.url}/experiments/1?seeds=min"))
+    before = tab.page.locator("#matrix .behind table").text_content()
+    live.database.write(lambda session: grids.finish(session, 90, 0.1234))
+    tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
+    after = tab.page.locator("#matrix .behind table").text_content()
+    assert "12.34 (" in after
+    assert "±" not in before + after
+    tab.page.locator("#matrix .canvas").focus()
+    assert re.search(r"least accuracy \d\d\.\d\d %; ", tab.page.locator("#matrix .readout").inner_text())
+
+
 def test_while_the_service_is_away_it_asks_ever_less_until_it_is_heard_of(
     live: Site, browse: Callable[..., Tab]
 ) -> None:

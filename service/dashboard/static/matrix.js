@@ -68,6 +68,14 @@ export class Matrix {
     return this.measure([text], size) <= room ? text : (value * this.data.reading.factor).toExponential(1);
   }
 
+  /** What a place has, a mean with its deviation. */
+  number(index) {
+    const { places, texts } = this.data;
+    const [value, deviation] = [places.value[index], places.deviation[index]];
+    const spread = deviation === null || texts.seeds !== "mean" ? "" : ` ± ${this.format(deviation, value)}`;
+    return `${this.format(value)}${spread}`;
+  }
+
   /** What is said of a place, by lines. */
   lines(facet, x, y) {
     const { texts, places, reading, protocols } = this.data;
@@ -79,13 +87,12 @@ export class Matrix {
     ];
     const head = where.filter(Boolean).join(", ") || "all trials";
     if (index < 0) return [head, "no trial here"];
-    const { value, deviation, state } = places;
+    const { value, state } = places;
     const unit = reading.unit ? ` ${reading.unit}` : "";
     const lines = [head];
     if (value[index] !== null) {
-      const spread = deviation[index] === null || texts.seeds === "deviation" ? "" : ` ± ${this.format(deviation[index], value[index])}`;
       const how = texts.seeds === "mean" ? "" : `${texts.seeds} `;
-      lines.push(`${how}${reading.heading} ${this.format(value[index])}${spread}${unit}`);
+      lines.push(`${how}${reading.heading} ${this.number(index)}${unit}`);
     }
     if (this.chosen.has(index)) lines.push("chosen");
     lines.push(`${places.seeds[index]} of ${places.trials[index]} seeds, ${said(state[index])}`);
@@ -537,12 +544,11 @@ export class Matrix {
     if (!cell || facet >= this.facets) return;
     const { places } = this.data;
     const index = this.grid[facet][y * this.data.x.values.length + x];
-    const [value, deviation, state] = [places.value[index], places.deviation[index], places.state[index]];
+    const [value, state] = [places.value[index], places.state[index]];
     const count = `(${places.seeds[index]} of ${places.trials[index]})`;
-    const spread = deviation === null ? "" : ` ± ${this.format(deviation, value)}`;
     const word = state.replaceAll("_", " ");
     cell.textContent =
-      value === null ? `${word} ${count}` : `${this.format(value)}${spread} ${count}${state === "succeeded" ? "" : ` ${word}`}`;
+      value === null ? `${word} ${count}` : `${this.number(index)} ${count}${state === "succeeded" ? "" : ` ${word}`}`;
     cell.className = state;
   }
 

@@ -977,6 +977,24 @@ def test_a_search_that_has_not_begun_has_no_trials_yet(sqlite_api: TestClient) -
     assert "No trial is like that" in Page(sqlite_api.get("/experiments/1?state=failed").text).text
 
 
+@pytest.mark.parametrize(
+    ("seeds", "said"), [("mean", "54.00 ± 1.41"), ("median", "54.00"), ("min", "53.00"), ("std", "1.41")]
+)
+def test_a_matrix_s_table_has_the_deviation_of_means_alone(
+    submit: Callable[..., int],
+    claim: Callable[..., Lease],
+    finish: Callable[..., None],
+    api: TestClient,
+    seeds: str,
+    said: str,
+) -> None:
+    submit(**{"training.lr": [0.1, 0.2]})
+    lease = claim()
+    for trial, accuracy in enumerate((0.53, 0.55), 1):
+        finish(lease, trial, accuracy)
+    assert f">{said} (2 of 2)<" in api.get(f"/experiments/1?seeds={seeds}").text
+
+
 def test_a_search_s_many_values_make_no_matrix(
     show: Callable[[str], Page], database: Database, table: Callable[[type], list[Any]], submit: Callable[..., int]
 ) -> None:
