@@ -2,7 +2,8 @@
 
 A run is found again by the tag `ttsv.trial`, which names the trial by its number and the instant at which its
 experiment was posted: the same wherever the service listens. What a run holds is marked by `ttsv.exported`; a run whose
-trial did not change is left alone, and of one that went on only the new epochs are added.
+trial did not change is left alone, and of one that went on only the new epochs are added. Where a trial was trained
+anew and gave other numbers, its run is deleted and made again.
 """
 
 import hashlib
@@ -10,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-EXPERIMENT, TRIAL, EXPORTED, EPOCH, ARTIFACT = (
+EXPERIMENT, TRIAL, EXPORTED, EPOCH, ERROR, ARTIFACT = (
     "ttsv.experiment",
     "ttsv.trial",
     "ttsv.exported",
     "ttsv.epoch",
+    "ttsv.error",
     "ttsv.artifact.",
 )
 _MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM, _LONGEST_TAG = 1000, 100, 6000, 5000
@@ -89,12 +90,19 @@ class _Export:
         return self._done
 
     def _export_trial(self, trial: TrialOut, run: "Run | None") -> None:
-        store, before = self._store, {} if run is None else run.data.tags
+        store = self._store
         mark = hashlib.sha256(trial.model_dump_json().encode()).hexdigest()
+        changed = run is None or run.data.tags.get(EXPORTED) != mark
+        epochs = list(self._client.epochs(trial.id)) if changed else []
+        if run is not None and epochs and self._differs(run, epochs):
+            # A run keeps every point that it was sent: it would have the curves of both trainings.
+            store.delete_run(run.info.run_id)
+            run = None
+        before = {} if run is None else run.data.tags
         files = self._client.artifacts(trial.id) if self._attached else []
         files = [file for file in files if file.kind in self._attached]
         missing = [file for file in files if before.get(ARTIFACT + file.kind) != file.sha256]
-        if run is not None and before.get(EXPORTED) == mark and not missing:
+        if run is not None and not changed and not missing:
             self._done.same += 1
             return
         if run is None:
@@ -103,11 +111,14 @@ class _Export:
         else:
             self._done.updated += 1
         run_id = run.info.run_id
-        if before.get(EXPORTED) != mark:
-            self._log(run_id, trial, after=int(before.get(EPOCH, 0)))
+        if changed:
+            after = int(before.get(EPOCH, 0))
+            self._log(run_id, trial, [epoch for epoch in epochs if epoch.epoch > after])
             store.set_tag(run_id, "ttsv.state", trial.state.value)
             if trial.error:
-                store.set_tag(run_id, "ttsv.error", trial.error[:_LONGEST_TAG])
+                store.set_tag(run_id, ERROR, trial.error[:_LONGEST_TAG])
+            elif ERROR in before:
+                store.delete_tag(run_id, ERROR)
             if trial.finished_at is None or trial.state in OPEN_TRIALS:
                 store.update_run(run_id, status=_STATUS[trial.state])
             else:
@@ -139,13 +150,20 @@ class _Export:
             self._store.log_batch(run.info.run_id, params=params[first : first + _MOST_PARAMS], tags=described)
         return run
 
-    def _log(self, run_id: str, trial: TrialOut, after: int) -> None:
-        """The epochs past `after`, and the result."""
+    def _differs(self, run: "Run", epochs: Sequence[EpochOut]) -> bool:
+        """Whether a run has other numbers of some epoch: a retry that began anew replaced it."""
+        now = {epoch.epoch: epoch.train_loss for epoch in epochs}
+        held = self._store.get_metric_history(run.info.run_id, "epoch/train_loss")
+        return any(point.value != now.get(point.step, point.value) for point in held)
+
+    def _log(self, run_id: str, trial: TrialOut, epochs: Sequence[EpochOut]) -> None:
+        """Epochs that the run does not have, and the result."""
         from mlflow.entities import RunTag
 
-        epochs = self._client.epochs(trial.id, after=after)
         moment = _milliseconds(trial.started_at) if trial.started_at else 0
-        while batch := list(islice(epochs, _MOST_METRICS // len(EpochOut.model_fields))):
+        together = _MOST_METRICS // len(EpochOut.model_fields)
+        for first in range(0, len(epochs), together):
+            batch = epochs[first : first + together]
             metrics = [metric for epoch in batch for metric in _metrics(epoch, moment)]
             self._store.log_batch(run_id, metrics=metrics, tags=[RunTag(EPOCH, str(batch[-1].epoch))])
         if (result := trial.result) is None:

@@ -16,8 +16,10 @@ from typer.testing import CliRunner, Result
 from service.client import Client
 from service.database import Artifact, EpochPoint, Trial, now
 from service.database.engine import Database
+from service.experiments.actions import retry
 from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
+from service.specs.states import TrialState
 from tests.held import reported, unfinished_trials
 from tests.machinery import Make
 from workers.cli.__main__ import app
@@ -167,3 +169,64 @@ def test_mlflow(
     (file,) = store.list_artifacts(good.info.run_id)
     assert (file.path, file.file_size) == ("trial-1-model.safetensors", 7)
     assert "4 same" in export("--mlflow", uri, "--attach", "model").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # by MLflow, of SQLAlchemy
+def test_mlflow_has_one_curve_of_a_trial_that_was_retried(
+    export: Callable[..., Result], stored: Database, epoch_point: Make, trial_result: Make, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    export("--mlflow", uri)
+    store = MlflowClient(tracking_uri=uri)
+    (target,) = [found for found in store.search_experiments() if found.name != "Default"]
+
+    def run() -> Any:
+        found = store.search_runs([target.experiment_id])
+        (mine,) = [one for one in found if one.data.tags["ttsv.trial_id"] == "2"]
+        return mine
+
+    def curve() -> list[tuple[int, float]]:
+        return [(one.step, one.value) for one in store.get_metric_history(run().info.run_id, "epoch/train_loss")]
+
+    first = run()
+    assert first.data.tags["ttsv.error"] == "=1+1"
+
+    # It waits: of what it had trained everything is there still, and nothing is wrong with it any more.
+    stored.write(lambda session: retry(session, 1, [TrialState.DIVERGED]))
+    assert "0 runs made, 1 updated, 3 same" in export("--mlflow", uri).stdout
+    assert (run().info.run_id, run().info.status) == (first.info.run_id, "SCHEDULED")
+    assert "ttsv.error" not in run().data.tags
+    assert curve() == [(1, 1.0), (2, 0.5)]
+
+    def work(losses: list[float]) -> None:
+        def train(session: Session) -> None:
+            with hold(session, leases.Lease(1, 1)) as held:
+                held.start_trial(2)
+                for epoch, loss in enumerate(losses, 1):
+                    held.add_epoch(2, reported(epoch_point(epoch, train_loss=loss)))
+
+        stored.write(train)
+
+    # The same numbers again are no other curve.
+    work([1.0, 0.5, 0.25])
+    assert "0 runs made, 1 updated, 3 same" in export("--mlflow", uri).stdout
+    assert run().info.run_id == first.info.run_id
+    assert curve() == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+    work([0.75, 0.375, 0.125])
+
+    def finish(session: Session) -> None:
+        with hold(session, leases.Lease(1, 1)) as held:
+            held.finish_trial(2, trial_result(0.75), ProtocolRecord("p" * 64, {}))
+
+    stored.write(finish)
+    assert "1 runs made, 0 updated, 3 same" in export("--mlflow", uri).stdout
+    assert run().info.run_id != first.info.run_id
+    assert (run().info.status, run().data.metrics["accuracy"]) == ("FINISHED", 0.75)
+    assert curve() == [(1, 0.75), (2, 0.375), (3, 0.125)]
+    assert "4 same" in export("--mlflow", uri).stdout
