@@ -258,7 +258,7 @@ def refuse_without_keys(database: Database, settings: Settings) -> None:
         return
     try:
         with database.read() as session:
-            usable = has_keys(session)
+            usable, locked = has_keys(session), lacks_secret(session, settings.data_dir)
     except DBAPIError as error:
         if not is_away(error):
             raise
@@ -267,6 +267,11 @@ def refuse_without_keys(database: Database, settings: Settings) -> None:
         raise UserError(
             f"{settings.reached_by}: requests from elsewhere need a key, and none is valid; make one "
             "with `ttsv keys create PROJECT --owner NAME`, or use 127.0.0.1"
+        )
+    if locked:
+        raise UserError(
+            f"{settings.reached_by}: requests from elsewhere need a key, and none opens anything without "
+            f"{settings.data_dir / SECRET}, under which they are hashed: put it back from a backup"
         )
 
 

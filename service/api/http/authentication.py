@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.access import keys
-from service.access.security import ANYONE, Principal, Scope, hash_secret, installation_secret, split_key
+from service.access.security import ANYONE, SECRET, Principal, Scope, hash_secret, installation_secret, split_key
 from service.api.http.dependencies import Config, Db
 from service.database.engine import Database
 from service.errors import KeyRefusedError, ScopeError
@@ -66,6 +66,11 @@ def principal_of(text: str, database: Database, settings: Settings) -> Principal
         raise KeyRefusedError("this is no key: a key is ttsv_<16 hex digits>_<43 characters>, as it was shown once")
     key_id, secret = parts
     with database.read() as session:
+        # Another secret is not made for it: with the old one put back all keys are valid again.
+        if not (settings.data_dir / SECRET).exists() and keys.lacks_secret(session, settings.data_dir):
+            raise KeyRefusedError(
+                f"no key is valid without {SECRET} in the service's data folder: `ttsv doctor` says so"
+            )
         found = keys.authenticate(session, key_id, hash_secret(installation_secret(settings.data_dir), secret))
         mark = found is not None and keys.needs_mark(session, key_id)
     if found is None:

@@ -174,6 +174,20 @@ class TestGuard:
         make(expires_at=now() + timedelta(days=1))
         keys.refuse_without_keys(database, elsewhere)
 
+    def test_without_the_secret_none_is_valid_and_no_other_is_made(
+        self, database: Database, settings: Settings, guarded: TestClient, make: Callable[..., str]
+    ) -> None:
+        """Put back from a backup it opens all that it opened."""
+        key, secret = make(), settings.data_dir / "key-secret"
+        aside = secret.rename(settings.data_dir / "aside")
+        refused = guarded.get("/v1/me", headers=bearer(key))
+        assert (refused.status_code, secret.exists()) == (401, False)
+        assert "key-secret in the service's data folder" in refused.json()["detail"]
+        with pytest.raises(UserError, match=r"none opens anything without .*/key-secret"):
+            keys.refuse_without_keys(database, settings.model_copy(update={"host": "0.0.0.0"}))
+        aside.rename(secret)
+        assert guarded.get("/v1/me", headers=bearer(key)).status_code == 200
+
     def test_while_the_database_is_away_it_begins(self, tmp_path: Path) -> None:
         """Who starts it again each time would give it up before the database is back."""
         away = f"postgresql://nobody@/nothing?host={tmp_path}"
