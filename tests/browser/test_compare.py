@@ -199,7 +199,8 @@ class TestPage:
         assert said.inner_text().startswith("The service does not answer. It is asked again")
         with page.expect_event("requestfailed", lambda request: "/v1/trials/6" in request.url):
             pass
-        assert asked[2] - asked[1] > 1.5 * (asked[1] - asked[0]) > 2
+        # Each pause begins with an answer: no load makes one shorter.
+        assert (asked[1] - asked[0] > 1.9, asked[2] - asked[1] > 3.9) == (True, True)
         page.unroute("**/v1/trials/6?*")
         page.unroute("**/v1/curves?*")
         page.wait_for_selector(f"{CURVES}[data-drawn='4']")

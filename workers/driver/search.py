@@ -93,13 +93,13 @@ class SearchTrials(Feed):
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Keeps the newest value."""
         super().on_trial_result(trial_id, result)
-        if self.metric in result:
-            self._values[self._at_work[trial_id]] = result[self.metric]
+        if self.metric in result and (number := self._at_work.get(trial_id)) is not None:
+            self._values[number] = result[self.metric]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tells the algorithm what its point was worth: nothing where the trial failed or its process died."""
         self.on_trial_result(trial_id, result or {})
-        number = self._at_work[trial_id]
+        number = self._at_work.get(trial_id, 0)  # none where Tune says so again
         value = self._values.get(number)
         if error or not isinstance((result or {}).get("report"), EpochReport | ResultReport):
             value = None
