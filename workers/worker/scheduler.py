@@ -135,7 +135,7 @@ class Scheduler:
             if (driver := drivers.get(number)) is not None:
                 besides = one.demand.running - fitting.demand.running
                 most = keeping[number] + besides if number in keeping else sys.maxsize
-                driver.tell(slots + besides, most, shunned, decision.staying.get(number))
+                driver.tell(min(slots + besides, one.demand.trials), most, shunned, decision.staying.get(number))
             elif slots and len(self._drivers) < self._most:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed and one.rests_until is None:

@@ -574,16 +574,21 @@ class TestPlaces:
         rig.turn_until(lambda: self.told(lab, grid)["slots"] == 1)
         rig.worker._drain()
 
-    def test_what_a_worker_runs_that_shares_the_cluster_is_taken(
-        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Two with one `RAY_ADDRESS`: a node's row names whoever wrote it last."""
+    def beside_another(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Rig]:
+        """An experiment of ours that could use four cards, of which another worker's has three."""
         theirs = lab.post([0, 1, 2], resources={"gpus": 1})
         assert _claim(lab, "their-worker", None).experiment_id == theirs
         self.place(lab, theirs, "gpu1, GPU 0", "gpu2, GPU 0", "gpu2, GPU 1")
         mine = lab.post([10, 11, 12, 13], resources={"gpus": 1})
         rig = Rig(lab, ECHO, beat_seconds=20, lease_seconds=60)
         monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
+        return mine, rig
+
+    def test_what_a_worker_runs_that_shares_the_cluster_is_taken(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two with one `RAY_ADDRESS`: a node's row names whoever wrote it last."""
+        mine, rig = self.beside_another(lab, monkeypatch)
         rig.turn_until(lambda: self.told(lab, mine))
         assert self.told(lab, mine)["slots"] == 4, "nobody is known to share it"
         lab.database.write(lambda session: nodes.record(session, "their-worker", self.NODES))
@@ -592,12 +597,7 @@ class TestPlaces:
 
     def test_who_writes_the_nodes_just_before_us_is_seen(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each time, as two workers with the same beat may do for minutes."""
-        theirs = lab.post([0, 1, 2], resources={"gpus": 1})
-        assert _claim(lab, "their-worker", None).experiment_id == theirs
-        self.place(lab, theirs, "gpu1, GPU 0", "gpu2, GPU 0", "gpu2, GPU 1")
-        mine = lab.post([10, 11, 12, 13], resources={"gpus": 1})
-        rig = Rig(lab, ECHO, beat_seconds=20, lease_seconds=60)
-        monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
+        mine, rig = self.beside_another(lab, monkeypatch)
         for _ in range(3):
             lab.database.write(lambda session: nodes.record(session, "their-worker", self.NODES))
             rig.worker._nodes_after = 0.0

@@ -182,9 +182,10 @@ def test_what_runs_on_a_node_that_fits_no_more_takes_nobodys_place(
     for _ in range(2):
         hands[0].end()  # of those that it has on the other node
     assert turn() == {first: 4, late: 2}
-    database.write(partial(actions.change, experiment_id=first, fields={"max_concurrent_trials": 3}))
-    turn()
-    assert hands[0].slots == 3, "within its own limit all that run count"
+    for limit in (1, 3):
+        database.write(partial(actions.change, experiment_id=first, fields={"max_concurrent_trials": limit}))
+        turn()
+        assert hands[0].slots == limit, "of its own limit all that run count"
     for _ in range(2):
         hands[0].end()
     assert turn()[first] == 2
