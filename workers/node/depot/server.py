@@ -23,6 +23,10 @@ from workers.node.depot.home import Home
 
 NAMESPACE = "ttsv"
 THREADS = 32
+DATA_SETS = "data_sets"
+"""The threads that read data sets: one that was never used is read for long, and all that ask for it wait. Meanwhile
+trials' files are stored by the others."""
+_DATA_SET_THREADS = 8
 IDLE_SECONDS = 900.0
 _READABLE = ("trials", "datasets")
 
@@ -53,11 +57,13 @@ class Depot:
         with self._work():
             return getattr(self._folder, method)(*arguments)
 
+    @ray.method(concurrency_group=DATA_SETS)
     def data_set(self, name: str) -> DataSetFiles | str:
         """A data set as it is here; in words why there is none."""
         with self._work():
             return describe_data_set(name, self._folder.root / "datasets")
 
+    @ray.method(concurrency_group=DATA_SETS)
     def data_sets(self) -> list[str]:
         """The names of those whose files are here."""
         with self._work():
@@ -107,7 +113,8 @@ def find_depot(home: Home) -> Any:
     what = f"{home.node_id} {home.data_dir} {code_digest()}"
     name = f"depot-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
     there = NodeAffinitySchedulingStrategy(home.node_id, soft=False)
-    actor = ray.remote(Depot).options(
+    remote: Any = ray.remote  # whose types know no groups
+    actor = remote(concurrency_groups={DATA_SETS: _DATA_SET_THREADS})(Depot).options(
         name=name,
         namespace=NAMESPACE,
         get_if_exists=True,
