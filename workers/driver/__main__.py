@@ -55,6 +55,8 @@ _T = TypeVar("_T")
 
 CONNECT_SECONDS = 60
 FLUSH_SECONDS = 10.0
+VERIFY_SECONDS = 5.0
+"""So long a result that came is looked at yet before the experiment is given back: to have it again may take hours."""
 LOOK_SECONDS = 1.0
 """How long it goes unnoticed at most that the experiment is to stop."""
 IDLE_SECONDS = 30.0
@@ -339,6 +341,9 @@ class Driver:
 
     def _give_back(self, reason: str) -> NoReturn:
         logger.info("experiment %d is given back: %s", self._lease.experiment_id, reason)
+        if self._feed is not None and self._passes is not None:
+            self._feed.stop()
+            self._passes.settle(VERIFY_SECONDS)
         self._recorder.mute()
         self._recorder.flush(FLUSH_SECONDS)
         with contextlib.suppress(LeaseLostError, SQLAlchemyError):

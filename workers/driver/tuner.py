@@ -78,6 +78,7 @@ class Passes:
     def __init__(self, run: RunTrial, recorder: Recorder) -> None:
         self._run, self._recorder = run, recorder
         self._watchdog: Watchdog | None = None
+        self._verification: Verification | None = None
         self._allowed: tuple[int, Mapping[str, int]] = sys.maxsize, {}
         self._allowing = Lock()  # else a pass that begins could put what was allowed before over what is now
 
@@ -93,6 +94,11 @@ class Passes:
             if self._watchdog is not None:
                 self._watchdog.allow(most, staying)
 
+    def settle(self, seconds: float) -> None:
+        """Waits until the results that came are recorded, at most so long."""
+        if self._verification is not None:
+            self._verification.wait(seconds)
+
     def run(self, work: Pass) -> None:
         """Runs what there is: each trial reports its end or loses its process."""
         with self._allowing:
@@ -103,7 +109,7 @@ class Passes:
         reader = None if shelf is None else SignReader(self._watchdog, shelf, self._recorder.reported)
         if reader is not None:
             reader.start()
-        verification = Verification(work.home, self._recorder)
+        verification = self._verification = Verification(work.home, self._recorder)
         try:
             with ended_if_hung():
                 self._tuner(work, self._watchdog, verification).fit()

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from service.storage import Store, open_kept
@@ -34,10 +34,17 @@ class Verification:
         self._where = home.data_dir if home.storage is None else "the store (TTSV_STORAGE)"
         self._missing_fix = "" if home.storage is not None else "have all nodes share the data folder, then "
         self._pool = ThreadPoolExecutor(_THREADS, "verification")
+        self._begun = set[Future[None]]()
 
     def begin(self, trial_id: int, report: ResultReport, host: str) -> None:
         """Has a result of that host looked at; does not wait."""
-        self._pool.submit(self._verify, trial_id, report, host)
+        looking = self._pool.submit(self._verify, trial_id, report, host)
+        self._begun.add(looking)
+        looking.add_done_callback(self._begun.discard)
+
+    def wait(self, seconds: float) -> None:
+        """Waits until all that were begun are recorded, at most so long."""
+        wait(self._begun.copy(), seconds)
 
     def close(self) -> None:
         """Waits until all are recorded."""

@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 import pytest
 from sqlalchemy import update
@@ -18,8 +19,14 @@ from service.experiments import actions
 from service.queue import leases
 from service.queue.trials import HeldExperiment
 from tests.held import under
+from tests.results import made_result
 from workers.driver.__main__ import Driver
 from workers.driver.feed import Feed, Slots
+from workers.driver.recorder import Recorder
+from workers.driver.tuner import Passes
+from workers.driver.verification import Verification
+from workers.node.depot.home import Home
+from workers.trial_process.messages import ResultReport
 
 pytestmark = pytest.mark.here
 
@@ -98,3 +105,47 @@ def test_a_driver_waits_for_what_rests_where_that_is_short(
     else:
         with pytest.raises(GivenBackError, match=says):
             driver._await_turn(given, searches=searches)
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_a_result_that_is_looked_at_is_stored_before_the_experiment_is_given_back(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """To have it again may take an hour; but no longer than a worker that leaves can wait."""
+    experiment_id = lab.post([0, 1])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    begun, store = threading.Event(), MagicMock()
+
+    def size(_path: str) -> int:
+        begun.set()
+        time.sleep(0.5)
+        return 7
+
+    store.size = size
+    store.digest.return_value = None
+    monkeypatch.setattr("workers.driver.verification.open_kept", lambda *_: store)
+    monkeypatch.setattr("workers.driver.__main__.VERIFY_SECONDS", patience)
+    monkeypatch.setattr("os._exit", MagicMock(side_effect=GivenBackError))
+
+    recorder = Recorder(lab.database, lease, lost=lambda: None)
+    recorder.open()
+    driver, slots = Driver.__new__(Driver), Slots()
+    driver._database, driver._lease, driver._recorder = lab.database, lease, recorder
+    driver._passes, driver._attempts = Passes(MagicMock(), recorder), Counter()
+    driver._feed = Feed(driver._next_job, slots, lambda: None)
+    looking = driver._passes._verification = Verification(Home(str(lab.data_dir), "node-1", "", ""), recorder)
+    slots.set(2)
+    assert isinstance(driver._feed.suggest("a"), dict)
+    trial = lab.trials(experiment_id)[0]
+    recorder.started(trial.id)
+    file = {"kind": "model", "path": f"trials/{trial.id}/1/model.pt", "sha256": "0" * 64, "size": 7}
+    looking.begin(trial.id, ResultReport(made_result(), [file]), "node-2")  # type: ignore[list-item]
+    assert begun.wait(10)
+
+    with pytest.raises(GivenBackError):
+        driver._give_back("SIGTERM came")
+    looking.close()
+    assert driver._feed.suggest("b") == Feed.FINISHED
+    assert [trial.state for trial in lab.trials(experiment_id)] == ["succeeded" if patience else "queued", "queued"]
+    assert lab.experiment(experiment_id).state == "queued"
