@@ -155,9 +155,17 @@ class Courier:
 
 
 def _listing(folder: Path) -> dict[str, Version]:
-    """The files that are worth carrying, by their paths in the folder."""
+    """The files that are worth carrying, by their paths in the folder. Raises `OSError` where it cannot be read.
+
+    What is not seen for that is not gone: else a disk that fails here would take from the store what is safe there.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or error.filename == str(folder):  # a folder in it may go
+            raise error
+
     found = {}
-    for parent, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder, onerror=refuse):
         for name in names:
             path = Path(parent, name)
             if not name.startswith(".") and path.suffix not in _UNFINISHED and (version := _version_of(path)):

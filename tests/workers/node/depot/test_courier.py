@@ -243,6 +243,30 @@ def test_a_scratch_folder_that_somebody_removes_takes_nothing_with_it(bench: Ben
     assert bench.there == {"checkpoints/000001.json": "1"}
 
 
+@pytest.mark.parametrize("inner", ["", "checkpoints"])
+def test_what_a_disk_does_not_show_stays_there(bench: Bench, monkeypatch: pytest.MonkeyPatch, inner: str) -> None:
+    """The trial dies with its machine's disk, and goes on elsewhere from what was carried before."""
+    bench.put("epochs.jsonl", "1")
+    bench.put("checkpoints/000001.json", "1")
+    courier = bench.courier()
+    courier._round(waited_for=True)
+    scandir, whole = os.scandir, bench.there
+
+    def fail(path: str) -> object:
+        if Path(path) == bench.folder / inner:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return scandir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.scandir", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            courier._round(waited_for=True)
+    assert bench.there == whole == {"checkpoints/000001.json": "1", "epochs.jsonl": "1"}
+    shutil.rmtree(bench.folder / "checkpoints")
+    courier._round(waited_for=True)
+    assert bench.there == {"epochs.jsonl": "1"}
+
+
 class TestScratch:
     def test_a_folder_until_the_end(self, tmp_path: Path) -> None:
         with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
