@@ -92,6 +92,12 @@ def problem_of(database: Database, settings: Settings) -> str | None:
     )
 
 
+def known_mark(session: Session) -> str | None:
+    """The mark of the place where the files of this database's trials are; None where no API has noted one yet."""
+    home = session.get(Home, _ONLY)
+    return None if home is None else home.mark
+
+
 def require_home(session: Session, folder: DataFolder) -> None:
     """Raises `OSError` where files of this database's trials are elsewhere, or what has them is not mounted.
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -35,12 +36,13 @@ from service.specs.grid import search_base
 from service.specs.planner import PlannedTrial
 from service.specs.spec import Asha, ExperimentSpec
 from service.storage import open_kept, remove_checkpoints
+from service.upkeep.home import known_mark
 from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial
 from workers.driver.hanging import ended_if_hung
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
-from workers.node.depot.home import light_beacon
+from workers.node.depot.home import Home, light_beacon
 from workers.trial_process.messages import Job, RunTrial
 from workers.trial_process.trial_folder import remove_tune_folders, tune_folder
 
@@ -160,7 +162,7 @@ class Driver:
         return patiently(lambda: self._database.write(work))
 
     def _run_pass(self, passes: "Passes", spec: ExperimentSpec, feed: "Feed") -> None:
-        from workers.driver.tuner import Pass, node_here
+        from workers.driver.tuner import Pass
 
         data_dir, experiment_id = self._settings.data_dir, self._lease.experiment_id
         remove_tune_folders(data_dir, experiment_id, self._lease.fence)
@@ -170,13 +172,23 @@ class Driver:
             spec=spec,
             data_dir=data_dir,
             folder=folder,
-            home=light_beacon(self._settings, folder, node_here()),
+            home=self._home(folder),
             feed=feed,
             earlier=patiently(partial(self._earlier, spec)),
             board_folder=board if self._settings.tensorboard else None,
         )
         passes.run(work)
         self._recorder.flush()
+
+    def _home(self, folder: Path) -> Home:
+        """Where the files of trials belong; by what the database says of it, as it may be unmounted just now."""
+        from workers.driver.tuner import node_here
+
+        return light_beacon(self._settings, folder, node_here(), patiently(self._known_mark))
+
+    def _known_mark(self) -> str | None:
+        with self._database.read() as session:
+            return known_mark(session)
 
     def _complete(self) -> bool:
         """Completes the experiment if nothing is left to do; whether nothing was."""

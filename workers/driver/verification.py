@@ -55,8 +55,7 @@ class Verification:
         while True:
             try:
                 wrong = _wrong_in(self._store, report)
-                if wrong is not None:
-                    self._home.require_store()
+                self._home.require_kept()  # else what is found may lie where a mount was, which would hide it again
             except Exception as error:  # of a server's many kinds
                 logger.warning("the files of trial %d cannot be looked for: %s", trial_id, error)
                 if time.monotonic() > deadline:

@@ -18,6 +18,9 @@ from service.database import Trial, now
 from service.experiments import actions
 from service.queue import leases
 from service.queue.trials import HeldExperiment
+from service.settings import Settings
+from service.storage import MARKER
+from service.upkeep.home import settle
 from tests.held import under
 from tests.results import made_result
 from workers.driver.__main__ import Driver
@@ -61,6 +64,20 @@ def test_what_ran_when_its_experiment_was_stopped_and_lost_its_worker_goes_on(
         time.sleep(0.2)
         handed_out.append(driver._feed.suggest("a"))
     assert [answer["job"]["trial_id"] for answer in handed_out if isinstance(answer, dict)][:1] == [first.id]
+
+
+def test_the_place_of_files_is_the_one_that_the_database_knows(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is mounted there as a pass begins."""
+    monkeypatch.setattr("workers.driver.tuner.node_here", lambda: "node-1")
+    driver = Driver.__new__(Driver)
+    driver._database, driver._settings = lab.database, Settings(data_dir=lab.data_dir)
+    settle(lab.database, driver._settings)
+    word = (lab.data_dir / MARKER).read_text()
+    (lab.data_dir / MARKER).unlink()
+    home = driver._home(lab.data_dir / "tune" / "1-1")
+    assert (home.mark, home.here()) == (word, lab.data_dir)
+    with pytest.raises(OSError, match="not mounted here"):
+        home.require_kept()
 
 
 class GivenBackError(Exception):

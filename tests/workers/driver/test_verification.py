@@ -101,21 +101,28 @@ def test_a_store_that_does_not_answer_costs_no_result(
         recorder.reported.assert_not_called()
 
 
-@pytest.mark.parametrize("there", ["another", "nothing"])
+@pytest.mark.parametrize("in_store", [True, False])
+@pytest.mark.parametrize("there", ["another", "nothing", "its files"])
 def test_a_store_that_is_not_mounted_costs_no_result(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str, in_store: bool
 ) -> None:
-    """Its mount point is an empty folder then: files would seem to be missing."""
+    """Its mount point is an empty folder then: files would seem to be missing.
+
+    Where the trial wrote on they are there, until the mount that comes back hides them.
+    """
     store, aside = tmp_path / "store", tmp_path / "aside"
+    places: tuple[Path, str | None] = (tmp_path, str(store)) if in_store else (store, None)
     Folder(store).write("trials/7/1/model", io.BytesIO(CONTENT), 7)
     mark, told = marked(Folder(store)), report()
-    assert verified(told, tmp_path, str(store), mark).mock_calls == [call.reported(7, told)]
+    assert verified(told, *places, mark).mock_calls == [call.reported(7, told)]
     store.rename(aside)
     if there == "another":
         store.mkdir()
         (store / MARKER).write_text("another word")
+    elif there == "its files":
+        Folder(store).write("trials/7/1/model", io.BytesIO(CONTENT), 7)
     monkeypatch.setattr(verification, "PATIENCE_SECONDS", 0.0)
-    recorder = verified(told, tmp_path, str(store), mark)
+    recorder = verified(told, *places, mark)
     (died,) = recorder.died.call_args_list
     assert "not mounted here" in died.args[1]
     assert died.kwargs == {"charged": False}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.storage import MARKER, mark_of, open_storage
+from service.storage import MARKER, mark_of, open_kept
 from workers.node.scratch import node_data
 
 if TYPE_CHECKING:  # who knows databases: a trial's process loads none
@@ -24,7 +24,7 @@ class Home:
 
     `beacon`: a file in it, by its relative path, that holds `token`, a word that was drawn just now; empty where nobody
     is to recognise it. `shared`: all nodes have it at this path. `storage`: the store, as `TTSV_STORAGE` names it, that
-    keeps the trials' files instead, and `mark` its word where it is a folder.
+    keeps the trials' files instead. `mark`: the word of the folder that keeps them, where one does.
     """
 
     data_dir: str
@@ -37,8 +37,14 @@ class Home:
 
     def require_store(self) -> None:
         """Raises `OSError` where the store is a folder that is not mounted here: its path may be there all the same."""
-        if self.storage is not None and self.mark is not None and mark_of(open_storage(self.storage)) != self.mark:
-            raise OSError(errno.ENODEV, f"not mounted here, or another folder is (see its {MARKER})", self.storage)
+        if self.storage is not None:
+            self.require_kept()
+
+    def require_kept(self) -> None:
+        """The same of whatever keeps the trials' files: to be asked where the driver's data folder is."""
+        if self.mark is not None and mark_of(open_kept(Path(self.data_dir), self.storage)) != self.mark:
+            where = self.storage or self.data_dir
+            raise OSError(errno.ENODEV, f"not mounted here, or another folder is (see its {MARKER})", where)
 
     def seen(self, folder: Path) -> bool:
         """Whether a folder here is that very folder: another one, even a copy of it, does not know the word."""
@@ -53,15 +59,19 @@ class Home:
         return next(filter(self.seen, places), None)
 
 
-def light_beacon(settings: Settings, folder: Path, node_id: str) -> Home:
-    """Draws a word and leaves it in `folder`, which is in the data folder and made where it is not there."""
+def light_beacon(settings: Settings, folder: Path, node_id: str, mark: str | None = None) -> Home:
+    """Draws a word and leaves it in `folder`, which is in the data folder and made where it is not there.
+
+    `mark`: that of the place that keeps the trials' files, as the database has it; by default what there is now.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(16)
     (folder / _BEACON).write_text(token)
-    mark = None
-    if settings.storage is not None and "://" not in settings.storage:
+    if "://" in (settings.storage or ""):
+        mark = None  # a bucket is not unmounted, and its server may be silent for long
+    elif mark is None:
         with suppress(OSError):
-            mark = mark_of(open_storage(settings.storage))
+            mark = mark_of(open_kept(settings.data_dir, settings.storage))
     return Home(
         data_dir=str(settings.data_dir),
         node_id=node_id,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from service.settings import Settings
-from service.storage import copy_out
+from service.storage import Folder, copy_out, marked
 from workers.node.depot import remote as remotes
 from workers.node.depot import server
 from workers.node.depot.home import Home, light_beacon
@@ -229,6 +229,18 @@ class TestHome:
         assert replace(again, shared=True).here() == head
         monkeypatch.setenv("TTSV_NODE_DATA_DIR", str(tmp_path / "nowhere"))
         assert again.here() is None
+
+    def test_the_mark_is_the_databases_as_the_store_may_be_unmounted_just_now(self, tmp_path: Path) -> None:
+        store, folder = tmp_path / "store", tmp_path / "data" / "tune" / "1-1"
+        settings = Settings(data_dir=tmp_path / "data", storage=str(store))
+        assert light_beacon(settings, folder, "node-1").mark is None
+        with pytest.raises(OSError, match="not mounted here"):
+            light_beacon(settings, folder, "node-1", "word").require_store()
+        word = marked(Folder(store))
+        assert light_beacon(settings, folder, "node-1").mark == word
+        light_beacon(settings, folder, "node-1", word).require_store()
+        bucket = settings.model_copy(update={"storage": "s3://bucket"})
+        assert light_beacon(bucket, folder, "node-1", "word").mark is None
 
     def test_a_depot_that_does_not_see_it_is_not_used(self, home: Home, stand_in: StandInRay) -> None:
         RemoteFolder(home).check()
