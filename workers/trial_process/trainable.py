@@ -59,7 +59,7 @@ from workers.trial_process.resources import Sampler
 from workers.trial_process.signs import SignsOfLife, signs
 from workers.trial_process.trial_folder import Furthest, Journal, manifest, require_room
 from workers.trial_process.trial_log import trial_log
-from workers.trial_process.workplace import Workplace, workplace
+from workers.trial_process.workplace import DroppedError, Workplace, workplace
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class TrialTrainable(tune.Trainable):
 
         Tune has asked for the next report by then, and waits for it until this process is killed.
         """
-        self._end()
+        self._end(goes_on=True)
         self._reports = _silence()
 
     def _begin(self, config: TuneConfig) -> None:
@@ -185,10 +185,20 @@ class TrialTrainable(tune.Trainable):
             Job(**config["job"]), config["run"], Path(config["data_dir"]), config.get("home"), pause
         )
 
-    def _end(self) -> None:
-        """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
-        if isinstance(self._reports, Generator):
+    def _end(self, *, goes_on: bool = False) -> None:
+        """Leaves nothing of the last trial behind, least of all in the GPU's memory.
+
+        One that `goes_on` elsewhere has a checkpoint first; of one that its scheduler stopped nobody would remove it.
+        """
+        if isinstance(self._reports, Generator) and goes_on:
             self._reports.close()
+        elif isinstance(self._reports, Generator):
+            try:
+                self._reports.throw(DroppedError())
+            except DroppedError:
+                pass
+            except Exception:  # which the next trial here would be blamed for
+                logger.exception("the trial before was not ended in order")
         self._reports = iter(())
         gc.collect()
         if self._unable is not None:
@@ -262,6 +272,8 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
                     final = report
                 else:
                     yield report
+        except DroppedError as error:
+            told.throw(error)
         except Exception as error:
             if isinstance(error, TrialError):
                 logger.error("%s: %s", error.failure, error)
@@ -370,6 +382,10 @@ def _told(
                     yield EpochReport(points)
                 yield ResultReport(item, files)
                 return
+    except DroppedError as error:
+        if isinstance(items, Generator):
+            items.throw(error)  # closed it would save its epoch
+        raise
     except Exception:
         if points:
             yield EpochReport(points)

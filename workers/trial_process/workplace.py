@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 TOLD_SECONDS = 10.0
 
 
+class DroppedError(BaseException):
+    """Tune is done with a trial that has not ended: no other process goes on from where this one is."""
+
+
 @dataclass(frozen=True)
 class Workplace:
     """`root`: what paths of a manifest begin at; `folder` is in it. `data_dir` has the data sets.
@@ -81,7 +85,8 @@ class Workplace:
 def workplace(job: Job, data_dir: Path, home: Home | None) -> Iterator[Workplace]:
     """The place of a trial, with what earlier attempts at it left, until the block ends.
 
-    Without a `home`, and where the home's folder is seen and keeps the trials' files, it is that folder itself.
+    Without a `home`, and where the home's folder is seen and keeps the trials' files, it is that folder itself. Of a
+    trial that is dropped in the block nothing more is carried: its checkpoints may have been removed there by now.
     """
     attempt = Attempt(job.fence, job.attempt)
     seen = data_dir if home is None else home.here()
@@ -106,11 +111,16 @@ def workplace(job: Job, data_dir: Path, home: Home | None) -> Iterator[Workplace
         courier = Courier(folder, store, job.trial_id, attempt, known)
         courier.start()
         stores = (store,) if home.storage is None else (store, near)
+        dropped = False
         try:
             yield Workplace(root, folder, own, stores, courier, head)
+        except DroppedError:
+            dropped = True
+            raise
         finally:
             try:
-                courier.finish()
+                if not dropped:
+                    courier.finish()
             except Exception as error:  # of a trial that succeeded all is there, and others have their own reason
                 logger.warning("the newest files of trial %d stay behind: %s", job.trial_id, error)
             courier.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from service.storage import Folder, marked
+from service.storage import Folder, marked, remove_checkpoints
 from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
@@ -209,6 +209,38 @@ def test_where_the_store_is_not_mounted_a_trial_is_hindered_and_writes_nothing(t
     assert isinstance(hindered, HinderedReport)
     assert "not mounted here" in hindered.message
     assert list(store.iterdir()) == []
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_one_that_is_stopped_early_leaves_no_checkpoint_behind(trial: Trial, gives_way: bool) -> None:
+    """They were removed as soon as its end was stored, which is before Tune ends it; one that gives way needs its own.
+
+    A training saves the epoch that it told of last when it is closed.
+    """
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        checkpoint = folder / "checkpoints" / "newest"
+        checkpoint.parent.mkdir()
+        for epoch in range(1, 5):
+            try:
+                yield made_epoch(epoch)
+            except GeneratorExit:
+                checkpoint.write_text(str(epoch))
+                raise
+            checkpoint.write_text(str(epoch))
+
+    trial.begin(run)
+    for _ in range(3):
+        trial.step()
+    assert trial.there("trials/1/1")["checkpoints/newest"] == "1"
+    if gives_way:
+        trial.trainable.give_way()
+        assert trial.there("trials/1/1")["checkpoints/newest"] == "2"
+    else:
+        remove_checkpoints(trial.store, 1, 1)
+        trial.trainable.cleanup()
+        assert sorted(trial.there("trials/1/1")) == ["epochs.jsonl", "trial.log"]
+    assert not list((Path(trial.home.data_dir) / "scratch").iterdir())
 
 
 def test_a_failure_leaves_its_log(trial: Trial) -> None:
