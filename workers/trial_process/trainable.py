@@ -1,6 +1,7 @@
 """A trial inside Ray Tune: one process runs many of them, one after the other."""
 
 import dataclasses
+import errno
 import gc
 import logging
 import math
@@ -68,6 +69,8 @@ _GIB = 2**30
 _NODE_ID = "ray.io/node-id"
 """A label that Ray gives to each node."""
 _TRACEBACK_CHARACTERS = 4000
+_NO_THREAD = "can't start new thread"
+"""What Python says of one that the machine refuses; the error has no number."""
 
 REPORT_SECONDS = 0.5
 """Epochs shorter than this are reported together, unless each is wanted for itself."""
@@ -234,6 +237,8 @@ class TrialTrainable(tune.Trainable):
         except Exception as error:
             if trouble_of(error) is not None:
                 return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
+            if _lacks_process(error):
+                return HinderedReport(f"{socket.gethostname()} has no further thread or process now: {error}")
             if isinstance(error, OtherDataError):
                 _show_problem(str(error))
                 return HinderedReport(str(error))
@@ -287,6 +292,12 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
     assert final is not None, "the trial ends with a result, or an error"
     fault("before_result")
     yield final  # once nothing is left to be done here: whoever hears it may end this process
+
+
+def _lacks_process(error: Exception) -> bool:
+    """Whether the machine refused a thread or a process, of which its user or container has as many as it may."""
+    refused = isinstance(error, OSError) and error.errno == errno.EAGAIN
+    return refused or (isinstance(error, RuntimeError) and _NO_THREAD in str(error))
 
 
 def _silence() -> Iterator[Report]:

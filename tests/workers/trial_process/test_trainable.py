@@ -263,6 +263,18 @@ def test_files_that_cannot_be_kept_are_not_the_trials_fault(
     assert isinstance(reports(trainable)[-1], ResultReport)
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
+)
+def test_a_machine_without_a_further_thread_is_not_the_trials_fault(
+    trainable: TrialTrainable, tmp_path: Path, error: Exception
+) -> None:
+    """Each checkpoint is written by a thread, and somebody else may have as many as the user or the container may."""
+    trainable.reset_config(config(tmp_path, raising(error)))
+    *_, final = reports(trainable)
+    assert final == HinderedReport(f"{socket.gethostname()} has no further thread or process now: {error}")
+
+
 def test_another_data_set_is_the_nodes_trouble_and_not_the_trials(
     trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
