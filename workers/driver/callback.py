@@ -17,6 +17,7 @@ from workers.driver import hanging
 from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
+from workers.node.depot.remote import AwayError
 from workers.trial_process.messages import (
     NOT_TAKEN,
     UNABLE,
@@ -109,6 +110,8 @@ class TuneCallback(tune.Callback):
             report = ResourceReport({**report.series, "pace": self._watchdog.pace(trial_id)})
         if isinstance(report, ResultReport):
             self._verification.begin(trial_id, report, result.get("hostname", "its node"))  # which records the end
+        elif isinstance(report, FailureReport) and report.failure == AwayError.failure:
+            self._verification.doubt(trial_id, report)  # likewise
         else:
             self._recorder.reported(trial_id, report)
         if result["done"]:

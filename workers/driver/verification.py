@@ -8,7 +8,7 @@ from pathlib import Path
 from service.storage import Store, open_kept
 from workers.driver.recorder import Recorder
 from workers.node.depot.home import Home
-from workers.trial_process.messages import FailureReport, ResultReport
+from workers.trial_process.messages import FailureReport, HinderedReport, ResultReport
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,14 @@ class Verification:
     def wait(self, seconds: float) -> None:
         """Waits until all that were begun are recorded, at most so long."""
         wait(self._begun.copy(), seconds)
+
+    def doubt(self, trial_id: int, report: FailureReport) -> None:
+        """Has a trial tried again whose process did not find the data folder, if we do not either; does not wait."""
+        self._pool.submit(self._record, trial_id, report)
+
+    def _record(self, trial_id: int, report: FailureReport) -> None:
+        there = self._home.seen(Path(self._home.data_dir))
+        self._recorder.reported(trial_id, report if there else HinderedReport(f"not mounted now? {report.message}"))
 
     def close(self) -> None:
         """Waits until all are recorded."""

@@ -58,7 +58,7 @@ from workers.trial_process.messages import (
 )
 from workers.trial_process.resources import Sampler
 from workers.trial_process.signs import SignsOfLife, signs
-from workers.trial_process.trial_folder import Furthest, Journal, manifest, require_room
+from workers.trial_process.trial_folder import Furthest, Journal, manifest, require_room, require_there
 from workers.trial_process.trial_log import trial_log
 from workers.trial_process.workplace import DroppedError, Workplace, workplace
 
@@ -286,6 +286,7 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
                 logger.exception("the trial failed")
             if (series := sampler.series(at_once=True)) is not None:
                 yield ResourceReport(series)
+            require_there(place.folder)
             if not isinstance(error, TrialError):  # what a trial says of itself is believed
                 require_room(place.folder)
             raise

@@ -20,6 +20,12 @@ _STAGES = "stages.json"
 _PROBE_BYTES = 2**18
 
 
+def require_there(folder: Path) -> None:
+    """Raises `OSError` where a trial's folder is gone, as with a mount: what the trial met then is no fault of its."""
+    if not folder.is_dir():
+        raise OSError(errno.ESTALE, "the trial's folder is gone; is what it was in mounted?", str(folder))
+
+
 def require_room(folder: Path) -> None:
     """Raises `OSError` where `folder` takes nothing more, as libraries that write files do not always say so.
 

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -271,6 +272,8 @@ class Worker:
         """Divides the cluster anew, while it is there and we are wanted. Until then nobody knows of nothing to do."""
         wanted = self._cluster.ready() and not self._stopping and self._away_since is None
         seen = self._cluster.nodes() if wanted else None
+        for driver in self._drivers if self._away_since is not None else ():
+            driver.tell(0, sys.maxsize)  # what runs goes on, and may outlast the absence
         if seen is None or self._scheduler.share(seen):
             self._busy = time.monotonic()
 

@@ -97,6 +97,16 @@ def test_what_a_trial_used_is_written_with_the_pace_of_its_reports() -> None:
     assert watchdog.mock_calls == [call.pace(7), call.heard(7, None, waits=False)]
 
 
+@pytest.mark.parametrize("failure", ["infrastructure", "bad_data"])
+def test_a_data_folder_that_was_not_found_is_looked_for_here_too(failure: str) -> None:
+    recorder, verification, report = MagicMock(), MagicMock(), FailureReport(failure, "not seen")
+    callback = TuneCallback(recorder, MagicMock(), verification)
+    callback.on_trial_result(0, [], tunes_trial(), {"report": report, "done": True})
+    doubted = failure == "infrastructure"
+    assert verification.mock_calls == ([call.doubt(7, report)] if doubted else [])
+    assert recorder.mock_calls == ([] if doubted else [call.reported(7, report)])
+
+
 NODE_DIED = [
     "The actor died because its node has died. Node Id: 5e2f",
     "The actor is dead because its node has died.",

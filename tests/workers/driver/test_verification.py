@@ -10,12 +10,13 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
+from service.settings import Settings
 from service.storage import MARKER, Folder, marked
 from tests.results import made_result
 from workers.driver import verification
 from workers.driver.verification import Verification
-from workers.node.depot.home import Home
-from workers.trial_process.messages import FileFields, ResultReport
+from workers.node.depot.home import Home, light_beacon
+from workers.trial_process.messages import FailureReport, FileFields, HinderedReport, ResultReport
 
 CONTENT = b"weights"
 
@@ -99,6 +100,22 @@ def test_a_store_that_does_not_answer_costs_no_result(
         (died,) = recorder.died.call_args_list
         assert (died.args[0], died.kwargs) == (7, {"charged": False})
         recorder.reported.assert_not_called()
+
+
+def test_a_data_folder_that_is_not_there_for_us_either_fails_no_trial(tmp_path: Path) -> None:
+    """Where we see it, and Ray's node beside us does not, it never will."""
+    home = light_beacon(Settings(data_dir=tmp_path / "data"), tmp_path / "data" / "tune" / "1-1", "node-1")
+    recorder, told = MagicMock(), FailureReport("infrastructure", "Ray's node does not see it")
+    for mounted in (True, False):
+        if not mounted:
+            (tmp_path / "data").rename(tmp_path / "unmounted")
+        looking = Verification(home, recorder)
+        looking.doubt(7, told)
+        looking.close()
+    assert recorder.mock_calls == [
+        call.reported(7, told),
+        call.reported(7, HinderedReport("not mounted now? Ray's node does not see it")),
+    ]
 
 
 @pytest.mark.parametrize("in_store", [True, False])

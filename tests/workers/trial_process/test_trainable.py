@@ -263,6 +263,23 @@ def test_files_that_cannot_be_kept_are_not_the_trials_fault(
     assert isinstance(reports(trainable)[-1], ResultReport)
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "no such file"), DataError("no such data set")])
+def test_what_a_trial_meets_once_its_folder_is_gone_is_not_its_fault(
+    trainable: TrialTrainable, tmp_path: Path, error: Exception
+) -> None:
+    """The data folder was unmounted, and with it all that a trial may look for."""
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield made_epoch(1)
+        data_dir.rename(tmp_path / "unmounted")
+        raise error
+
+    trainable.reset_config(config(tmp_path / "data", run))
+    *_, final = reports(trainable)
+    assert isinstance(final, HinderedReport)
+    assert "the trial's folder is gone" in final.message
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
 )

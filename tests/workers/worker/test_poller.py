@@ -1005,7 +1005,10 @@ def test_files_that_would_be_left_where_the_api_does_not_read_them(
     assert caplog.text.count("nothing begins here: files of trials would be in") == 1
     away.rename(marker)
     rig.turn_until(lambda: list(rig.worker._drivers))
+    (driver,) = rig.worker._drivers
+    rig.turn_until(lambda: json.loads(driver.told or "{}") == {"slots": 1, "most": sys.maxsize})
     marker.rename(away)
+    rig.turn_until(lambda: json.loads(driver.told or "{}") == {"slots": 0, "most": sys.maxsize})
     with pytest.raises(UserError, match="TTSV_DATA_DIR"):
         rig.turn_until(lambda: False)
     rig.worker._drain()

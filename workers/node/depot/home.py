@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.storage import MARKER, mark_of, open_kept
+from service.storage import MARKER, mark_of, open_kept, trouble_of
 from workers.node.scratch import node_data
 
 if TYPE_CHECKING:  # who knows databases: a trial's process loads none
@@ -49,8 +49,17 @@ class Home:
     def seen(self, folder: Path) -> bool:
         """Whether a folder here is that very folder: another one, even a copy of it, does not know the word."""
         try:
-            return (folder / self.beacon).read_text() == self.token if self.beacon else folder.is_dir()
+            return self.knows(folder)
         except OSError:
+            return False
+
+    def knows(self, folder: Path) -> bool:
+        """The same. Raises `OSError` where a disk or a share keeps it from being told."""
+        try:
+            return (folder / self.beacon).read_text() == self.token if self.beacon else folder.is_dir()
+        except OSError as error:
+            if trouble_of(error) is not None:
+                raise
             return False
 
     def here(self) -> Path | None:

@@ -52,7 +52,7 @@ class RemoteFolder:
         self._depot: Any = None
 
     def check(self) -> None:
-        """Raises `AwayError` where Ray's node of the driver has another folder at the path."""
+        """Raises `AwayError` where Ray's node of the driver has another folder at the path, and `OSError`."""
         if not self._ask("sees", self.home):
             raise AwayError(
                 f"Ray's node of the driver does not see the driver's data folder {self.home.data_dir}: run the worker "

@@ -43,8 +43,8 @@ class Depot:
         threading.Thread(target=self._end_when_idle, name="idle", daemon=True).start()
 
     def sees(self, home: Home) -> bool:
-        """Whether the home is the folder that is seen from here."""
-        return home.seen(self._folder.root)
+        """Whether the home is the folder that is seen from here. Raises `OSError` where that cannot be told."""
+        return home.knows(self._folder.root)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of `Folder` returns, of those that concern trials alone."""

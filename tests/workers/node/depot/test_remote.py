@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from service.settings import Settings
-from service.storage import Folder, copy_out, marked
+from service.storage import Folder, copy_out, marked, trouble_of
 from workers.node.depot import remote as remotes
 from workers.node.depot import server
 from workers.node.depot.home import Home, light_beacon
@@ -247,6 +247,21 @@ class TestHome:
         with pytest.raises(AwayError, match="does not see the driver's data folder") as caught:
             RemoteFolder(replace(home, token="another")).check()
         assert caught.value.failure == "infrastructure"
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+    def test_one_whose_disk_does_not_tell_is_the_machines_trouble(
+        self, home: Home, stand_in: StandInRay, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        """Trials wait for it then, as for any disk: they do not fail."""
+
+        def fail(path: Path) -> str:
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(Path, "read_text", fail)
+        assert home.here() is None
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            RemoteFolder(home).check()
+        assert trouble_of(caught.value) is not None
 
 
 def test_a_copy_whose_answer_is_late_is_made_once(remote: RemoteFolder, stand_in: StandInRay) -> None:
