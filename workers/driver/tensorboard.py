@@ -12,6 +12,9 @@ from workers.driver.callback import job_of
 
 logger = logging.getLogger(__name__)
 
+_MOST_WAITING = 1000
+"""Numbers that a writer's thread may be handed at a time: more than a report has."""
+
 
 class TensorBoardLogger(TBXLoggerCallback):
     """Writes the numbers of each trial's epochs and result below `folder`.
@@ -30,7 +33,7 @@ class TensorBoardLogger(TBXLoggerCallback):
         """Opens the trial's file."""
         try:
             self._trial_writer[trial] = self._summary_writer_cls(
-                str(self._folder / f"trial-{job_of(trial).trial_id}"), flush_secs=30
+                str(self._folder / f"trial-{job_of(trial).trial_id}"), max_queue=_MOST_WAITING, flush_secs=30
             )
             self._trial_result[trial] = {}
         except OSError as error:
@@ -41,6 +44,8 @@ class TensorBoardLogger(TBXLoggerCallback):
         if trial not in self._trial_writer:
             return
         try:
+            if not _is_alive(self._trial_writer[trial]):
+                raise OSError("its writer met a disk that was full or failed")
             super().log_trial_result(iteration, trial, result)
         except OSError as error:
             logger.warning("no further TensorBoard logs of %s: %s", trial, error)
@@ -52,3 +57,9 @@ class TensorBoardLogger(TBXLoggerCallback):
             super().log_trial_end(trial, failed)
         except OSError as error:
             logger.warning("the TensorBoard logs of %s are cut short: %s", trial, error)
+            del self._trial_writer[trial]
+
+
+def _is_alive(writer: Any) -> bool:
+    """Whether the thread lives that writes what it is handed: else Tune's loop would soon wait for it for ever."""
+    return bool(writer.file_writer.event_writer._worker.is_alive())
