@@ -15,7 +15,8 @@ _COPYING = ".copying"
 class Objects:
     """A store (`service.storage.store.Store`) over a `pyarrow.fs.FileSystem`, whose paths begin at its root.
 
-    An object appears as a whole, when all of it is there; where its bytes cannot be read to their end it is removed.
+    An object appears as a whole, when all of it is there; where its bytes cannot be read to their end it is removed,
+    or stays as it was before.
     """
 
     chunk = 16 * CHUNK
@@ -56,6 +57,8 @@ class Objects:
     def write(self, path: str, source: BinaryIO, size: int) -> str:
         """As `Store.write`."""
         name, digest, done = str(require_inside(path)), hashlib.sha256(), 0
+        if self.size(path) is not None:
+            _require_readable(source, size, path)  # closing a stream replaces what is there, whatever had come
         with numbered(path):
             try:
                 with self._output(name) as file:
@@ -169,6 +172,16 @@ class Objects:
         with suppress(OSError):
             if done < size and self._fs.get_file_info(name).size == done:
                 self._fs.delete_file(name)
+
+
+def _require_readable(source: BinaryIO, size: int, path: str) -> None:
+    """Raises `OSError` where the next `size` bytes of a file cannot be read, and comes back to where it was."""
+    start, done = source.tell(), 0
+    while done < size and (piece := source.read(min(CHUNK, size - done))):
+        done += len(piece)
+    if done < size:
+        raise OSError(errno.EIO, f"{done} of {size} bytes can be read", path)
+    source.seek(start)
 
 
 @contextmanager

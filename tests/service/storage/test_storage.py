@@ -42,6 +42,7 @@ from service.storage import (
 from service.storage.attempts import attempts
 from service.storage.objects import Objects
 from service.storage.opening import require_writable
+from service.storage.store import CHUNK
 from ttsv.errors import DataError
 from ttsv.runtime import faults
 
@@ -409,6 +410,24 @@ def test_a_server_that_breaks_off_an_upload_keeps_what_was_there() -> None:
     with pytest.raises(OSError, match="SLOW_DOWN"):
         Objects(server).write("trials/1/1/epochs.jsonl", io.BytesIO(bytes(120)), 120)
     assert server.there == {"trials/1/1/epochs.jsonl": 100}
+
+
+@pytest.mark.parametrize("there", [5, 2 * CHUNK])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_file_that_cannot_be_read_to_its_end_replaces_nothing(store: Store, there: int, fails: bool) -> None:
+    """A node's disk fails, or the file is cut: what was carried of the trial before is what it goes on from."""
+
+    class Failing(io.BytesIO):
+        def read(self, count: int | None = -1, /) -> bytes:
+            if fails and self.tell() >= there - 5:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(count)
+
+    put(store, "trials/7/1/epochs.jsonl", b"two epochs")
+    with pytest.raises(OSError, match="Input/output error" if fails else r"\d+ of \d+ bytes"):
+        store.write("trials/7/1/epochs.jsonl", Failing(bytes(there)), there + 20)
+    assert store.files("trials/7/1") == {"epochs.jsonl": 10}
+    assert store.read("trials/7/1/epochs.jsonl", 0, 100) == b"two epochs"
 
 
 def test_of_an_upload_that_fails_as_it_ends_what_is_there_stays() -> None:
