@@ -1,11 +1,12 @@
 """The mark of a place that keeps files: a word in a file of its own, by which everybody knows that it is the same."""
 
 import io
+import os
 import secrets
 from pathlib import Path
 
 from service.storage.folder import Folder
-from service.storage.store import Store
+from service.storage.store import Store, sync_folder
 
 MARKER = ".ttsv-cluster"
 """The file's name."""
@@ -15,7 +16,7 @@ _MOST_LETTERS = 64
 def mark_of(store: Store) -> str | None:
     """The word of a store, None where it has none. Raises `OSError` where that cannot be told."""
     try:
-        return store.read(MARKER, 0, _MOST_LETTERS).decode(errors="replace") or None
+        return store.read(MARKER, 0, _MOST_LETTERS).decode(errors="replace").strip("\0") or None
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -36,13 +37,22 @@ def marked(store: Store) -> str:
 
 
 def _write_first(marker: Path, word: str) -> None:
-    """Writes the file as a whole, unless somebody did meanwhile."""
+    """Writes the file as a whole, durably, unless somebody did meanwhile.
+
+    One that is empty, as a loss of power leaves what was not on the disk, says nothing: it is replaced.
+    """
     marker.parent.mkdir(parents=True, exist_ok=True)
     fresh = marker.with_name(f"{MARKER}-{secrets.token_hex(4)}")
     try:
-        fresh.write_text(word)
-        marker.hardlink_to(fresh)
-    except FileExistsError:
-        pass
+        with fresh.open("w") as file:
+            file.write(word)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            marker.hardlink_to(fresh)
+        except FileExistsError:
+            if mark_of(Folder(marker.parent)) is None:
+                fresh.replace(marker)
+        sync_folder(marker.parent)
     finally:
         fresh.unlink(missing_ok=True)

@@ -92,6 +92,21 @@ class TestMark:
         assert len(words) == 1
         assert [path.name for path in (tmp_path / "new").iterdir()] == [MARKER]
 
+    def test_it_is_on_the_disk_before_anybody_goes_by_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        synced = set[int]()
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+        marked(Folder(tmp_path / "new"))
+        assert {(tmp_path / "new" / MARKER).stat().st_ino, (tmp_path / "new").stat().st_ino} <= synced
+
+    @pytest.mark.parametrize("left", [b"", bytes(32)])
+    def test_one_that_a_loss_of_power_left_empty_is_made_anew(self, tmp_path: Path, left: bytes) -> None:
+        """Else no word that is drawn would ever be in it."""
+        (tmp_path / MARKER).write_bytes(left)
+        store = Folder(tmp_path)
+        assert mark_of(store) is None
+        assert marked(store) == mark_of(store) == (tmp_path / MARKER).read_text()
+        assert [path.name for path in tmp_path.iterdir()] == [MARKER]
+
 
 class TestFiles:
     def test_what_was_written_is_read_listed_and_removed(self, store: Store, tmp_path: Path) -> None:
