@@ -71,6 +71,7 @@ class Watchdog:
         self._timeout, self._hung_after, self._judge = timeout, hung_after, judge
         self._running: dict[int, _Attempt] = {}
         self._killed: set[int] = set()
+        self._unkilled: list[_Attempt] = []
         self._most, self._staying = sys.maxsize, dict[str, int]()
         self._moment, self._counted = time.monotonic(), 0.0
         self._lock = threading.Lock()
@@ -161,7 +162,7 @@ class Watchdog:
     def kill(self, trial_id: int) -> None:
         """Kills the process at work on the trial, if there is one."""
         if (attempt := self._condemn(trial_id)) is not None:
-            ray.kill(attempt.actor)
+            self._kill(attempt)
 
     def allow(self, most: int, staying: Mapping[str, int] | None = None) -> None:
         """No more than so many may run from now on, and of those on some nodes no more than so many.
@@ -198,6 +199,10 @@ class Watchdog:
         while not self._over.is_set():
             self._look.wait(LOOK_SECONDS)
             self._look.clear()
+            with self._lock:
+                unkilled, self._unkilled = self._unkilled, []
+            for attempt in unkilled:
+                self._kill(attempt)
             for trial_id, verdict, seconds in self._verdicts():
                 self._end(trial_id, verdict, seconds)
 
@@ -228,7 +233,19 @@ class Watchdog:
         if attempt is not None:  # it did not end by itself meanwhile, nor upon another verdict
             logger.warning("trial %d %s: killing its process", trial_id, verdict.value)
             self._judge(trial_id, verdict, seconds)
+            self._kill(attempt)
+
+    def _kill(self, attempt: _Attempt) -> None:
+        """Kills its process; where Ray cannot do so now, at the next look, as it has its place for as long as it lives.
+
+        Raises nothing: who asks is the timer, without which nothing would be watched, or writes results.
+        """
+        try:
             ray.kill(attempt.actor)
+        except Exception as error:  # Ray's, of many kinds
+            logger.warning("a process cannot be killed, trying again: %s", error)
+            with self._lock:
+                self._unkilled.append(attempt)
 
     def _condemn(self, trial_id: int) -> _Attempt | None:
         """The attempt that is to be killed, by whoever asks first."""

@@ -95,6 +95,27 @@ def test_only_what_takes_too_long(killer: Killer) -> None:
     assert not watchdog.ended(1)
 
 
+def test_one_that_cannot_be_killed_now_is_later_and_the_others_are_watched(
+    killer: Killer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's head may not answer just then."""
+    refusals = iter(["away", "away", "away"])
+
+    def kill(actor: object) -> None:
+        if next(refusals, None) is not None:
+            raise RuntimeError("the head does not answer")
+        killer.events.append(actor)
+
+    monkeypatch.setattr("workers.driver.watchdog.ray.kill", kill)
+    watchdog = killer.watchdog(timeout=0.1)
+    watchdog.began(1, "actor 1")
+    eventually(lambda: killer.said)
+    watchdog.began(2, "actor 2")
+    eventually(lambda: len(killer.killed) == 2)
+    assert sorted(map(str, killer.killed)) == ["actor 1", "actor 2"]
+    assert killer.said == [(1, Verdict.TIMEOUT, 0.1), (2, Verdict.TIMEOUT, 0.1)]
+
+
 def test_however_much_it_says(killer: Killer) -> None:
     watchdog = killer.watchdog(timeout=0.3, hung_after=60)
     watchdog.began(1, "actor 1")
