@@ -151,6 +151,8 @@ def fit(
             watch.end(progress.epoch + 1)
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
+            elif run.averaged is not None:
+                _refresh(run.evaluated)
             logits = predict(run.evaluated, validation.images, batch_size=training.batch_size)
             with torch.no_grad():  # else it keeps nodes of autograd, which steps of another stream would go on with
                 ort_loss = orthogonal_loss(run.evaluated)
@@ -349,6 +351,7 @@ class _Run:
                 self.constraint.load_state_dict(self.best_constraint)
         elif self.averaged is not None:
             self.model.load_state_dict(self.averaged.module.state_dict())
+            _refresh(self.model)
         self.evaluated = self.model
         changed, project = self.averaged is not None, self.training.final_projection
         self.progress.projection = settle(self.constraint, self.model, steps, changed=changed, project=project)
@@ -400,6 +403,13 @@ class _Run:
             self.constraint.load_state_dict(state["constraint"])
             self.progress = Progress(**state["progress"], machines=tuple(state.get("machines", [machine_name({})])))
         return self.progress
+
+
+def _refresh(averaged: nn.Module) -> None:
+    """Has SOC layers scale averaged kernels by norms of their own: what they are left is of the last step's kernels."""
+    for layer in averaged.modules():
+        if isinstance(layer, SOC):
+            layer.refresh()
 
 
 def _require_finite(metrics: EpochMetrics) -> None:

@@ -847,6 +847,23 @@ def test_averaged_weights_are_what_is_evaluated() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_averaged_skew_layers_are_scaled_by_norms_of_their_own(select: str) -> None:
+    """Vectors of power iterations on the last step's kernel say too little of an average's, which then is too large."""
+    model = skew_network()
+    with torch.no_grad():  # as after many steps, which have left the average behind
+        model[0].get_parameter("weight").mul_(0.1)
+    config = lipschitz_trial(epochs=3, lr=2.0, ema=0.95, select=select)
+    for _ in fit(model, dataset(), config, Unconstrained(), device=CPU):
+        pass
+    layer = model[0]
+    assert isinstance(layer, SOC)
+    kernel = layer.scaled_kernel().detach()
+    rows = kernel.flatten(1), kernel.permute(2, 0, 3, 1).reshape(24, 24)
+    norm = min(torch.linalg.matrix_norm(matrix, 2).item() for matrix in rows)
+    assert norm == pytest.approx(layer.correction, rel=1e-3)
+
+
 def test_the_best_epoch_is_taken_up_and_constrained() -> None:
     config = trial(2, epochs=8, lr=0.5, select="best")
     states, accuracies = [], []
