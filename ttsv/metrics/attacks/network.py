@@ -32,8 +32,9 @@ class AttackedNetwork:
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of the images (count, channels, height, width)."""
         get_on()
+        # A network may write into what it is given, and attacks give it leaves of autograd and the caller's images.
         # Each operation counts: a pass of a small network through one image takes less than a millisecond.
-        logits: Tensor = self.model(images if images.dtype is self._dtype else images.to(self._dtype))
+        logits: Tensor = self.model(images.clone() if images.dtype is self._dtype else images.to(self._dtype))
         if logits.ndim != 2 or len(logits) != len(images):
             raise ConfigError("model", type(self.model).__name__, f"must give logits ({len(images)}, classes)")
         self._unread.append(logits.detach() if logits.requires_grad else logits)

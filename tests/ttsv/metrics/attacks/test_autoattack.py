@@ -582,6 +582,30 @@ def test_everything_is_left_as_it_was(attack: Attack) -> None:
 
 
 @pytest.mark.usefixtures("shortened")
+class WritesIntoItsImages(nn.Module):
+    """Another network behind a normalisation in place."""
+
+    def __init__(self, network: nn.Module, *, writes: bool) -> None:
+        super().__init__()
+        self.network, self.writes = network, writes
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images.sub_(0.1).mul_(1.1) if self.writes else (images - 0.1) * 1.1)
+        return logits
+
+
+@pytest.mark.usefixtures("shortened")
+@pytest.mark.parametrize("attack", [pgd, autoattack])
+def test_a_network_that_writes_into_its_images_is_attacked_as_any_other(attack: Attack) -> None:
+    images, labels = some_digits()
+    given = images.clone()
+    networks = (WritesIntoItsImages(trained(linear), writes=writes) for writes in (True, False))
+    found, expected = (attack(network, given, labels, eps=0.35) for network in networks)
+    assert torch.equal(given, images)
+    assert 0 < found.robust_accuracy < found.clean_accuracy
+    assert_same(found, expected)
+
+
 def test_types_of_images_and_weights() -> None:
     images, labels = some_digits(8)
     levels = (images * 255).round().to(torch.uint8)
