@@ -17,18 +17,18 @@ from ttsv.spectral.network import evaluating
 
 
 @torch.no_grad()
-def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tensor:
+def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256, dtype: torch.dtype | None = None) -> Tensor:
     """Returns logits (count, classes) of the model in evaluation mode, in its own precision; it stays as it is.
 
     `images` (count, channels, height, width), at least one: uint8, or floats in [0, 1]. The
-    model sees them on its own device and in its own dtype (`own_dtype`). Raises `DataError` for no images, and for what
-    are no pixels.
+    model sees them on its own device and in its own dtype (`own_dtype`), unless another `dtype` is given. Raises
+    `DataError` for no images, and for what are no pixels.
     """
     check_count("batch_size", batch_size)
     if len(images) == 0:
         raise DataError(f"images {tuple(images.shape)}: want at least one")
     check_pixels(images)
-    dtype = own_dtype(model)
+    dtype = own_dtype(model) if dtype is None else dtype
     device = next((parameter.device for parameter in model.parameters()), images.device)
     parts = (part.to(device) for part in torch.split(images, int(batch_size)))
     with evaluating(model):

@@ -567,6 +567,23 @@ def test_rounding_is_that_of_each_image() -> None:
     torch.testing.assert_close(found.margins, margins, rtol=1e-12, atol=1e-15)
 
 
+def test_logits_are_those_of_float64_without_weights_that_say_so() -> None:
+    """Of a network without any, which takes float32: what that rounds is taken off, too."""
+    torch.manual_seed(0)
+    weight = torch.randn(2, 1, 1)  # no parameter, and no buffer
+
+    def function(images: Tensor) -> Tensor:
+        return (images * weight).mean((2, 3)) * 1000
+
+    images = torch.rand(50, 2, 5, 5)
+    labels = function(images).argmax(1)
+    found = certificates(Applied(function), images, labels)
+    exact = function(images.double())
+    margins = exact.gather(1, labels[:, None]) - exact.gather(1, 1 - labels[:, None])
+    assert (found.margins <= margins[:, 0] + 1e-11).all()
+    assert found.rounding.max() > 1e-6
+
+
 def test_a_radius_below_the_shortest_step_is_none() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double()
     nn.init.eye_(model[1].get_parameter("weight"))
