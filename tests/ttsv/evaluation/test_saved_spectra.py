@@ -11,8 +11,9 @@ from torch import nn
 
 from ttsv.errors import ConfigError, DataError
 from ttsv.evaluation import load_saved
-from ttsv.evaluation.plots import plot_spectra
+from ttsv.evaluation.plots import plot_lipschitz, plot_spectra
 from ttsv.evaluation.saved_spectra import saved_spectra
+from ttsv.metrics.lipschitz import EmpiricalLipschitz
 from ttsv.models import ModelArguments, create_model
 from ttsv.spectral.network import model_spectra
 from ttsv.training.checkpoint import SavedNetwork, load_network, save_model
@@ -128,6 +129,22 @@ def test_names_of_layers_are_not_cut_off(tmp_path: Path, names: tuple[str, ...])
         pixels = np.asarray(image.convert("L"))
     assert pixels.min() < 50
     assert min(edge.min() for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:])) == 255
+
+
+@pytest.mark.parametrize("values", [[0.0], [4.0, 4.0 + 1e-15], [1.0, 1.5, 3.0]])
+def test_constants_however_near_each_other_are_drawn(tmp_path: Path, values: list[float]) -> None:
+    found = torch.tensor(values, dtype=torch.float64)
+    one = EmpiricalLipschitz(
+        values=found,
+        maximum=max(values),
+        space="pixels",
+        method="fgsm",
+        norm="L2",
+        radius=0.5,
+        longest_unit=1.0,
+    )
+    plot_lipschitz([one], tmp_path / "lipschitz.png", bound=5.0)
+    assert (tmp_path / "lipschitz.png").stat().st_size > 1000
 
 
 def test_plots_that_cannot_be(tmp_path: Path) -> None:
