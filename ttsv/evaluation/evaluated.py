@@ -20,7 +20,7 @@ from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
 from ttsv.runtime.failures import known_failures
 from ttsv.runtime.precision import full_precision
 from ttsv.runtime.provenance import EnvironmentFields, describe_environment
-from ttsv.spectral.network import model_spectra
+from ttsv.spectral.network import evaluating, model_spectra
 from ttsv.spectral.symbol import forget_tables
 from ttsv.training.record import LayerRecord
 
@@ -107,13 +107,16 @@ class Evaluated:
 def evaluate_network(subject: Subject, options: EvaluationOptions) -> Generator[StageProgress, None, Evaluated]:
     """Evaluates a network: yields where it is and returns everything, nothing of it written yet.
 
+    In evaluation mode, spectra and cost too: a network that has just been trained is in training mode, in which SOC
+    layers take fewer terms and some parametrizations change at every look. Each module is left in the mode it was in.
+
     Raises what `measure` does, and what `ttsv.runtime.failures.known_failures` makes of failures of the machine.
     """
     place = subject.device
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     started = time.perf_counter()
-    with known_failures(subject.model), full_precision():
+    with known_failures(subject.model), full_precision(), evaluating(subject.model):
         measured = yield from measure(subject, options)
         if options.cost:
             yield StageProgress(stage="cost", done=0, total=1)
@@ -153,4 +156,5 @@ def _layers(subject: Subject) -> LayerSpectra:
 
 def _spectra(subject: Subject) -> Mapping[str, Tensor]:
     info = subject.data.info
-    return model_spectra(subject.model, info.image_size, in_channels=info.channels)
+    with evaluating(subject.model):
+        return model_spectra(subject.model, info.image_size, in_channels=info.channels)

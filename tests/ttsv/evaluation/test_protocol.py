@@ -10,8 +10,11 @@ from torch.nn.utils import parametrizations
 
 from ttsv.constraints import Clip, Divide
 from ttsv.data import load_dataset
+from ttsv.evaluation.evaluated import evaluate_network
 from ttsv.evaluation.protocol import layer_records
-from ttsv.layers import tensorize
+from ttsv.evaluation.subject import EvaluationOptions, Subject
+from ttsv.layers import SOC, tensorize
+from ttsv.metrics.accuracy import run_to_end
 from ttsv.models import create_model
 from ttsv.spectral.network import model_spectra
 from ttsv.training.record import LayerRecord
@@ -64,6 +67,24 @@ def test_kinds_are_those_of_the_classes_without_their_parametrizations(tmp_path:
     assert [record["kind"] for record in records] == ["Conv2d", "TTConv2d"]
     assert records[1]["shape"] == {"k1": [4, 2], "core": [2, 2, 3, 3], "k3": [2, 6]}
     assert all(record["projection"] is None for record in records)
+
+
+def test_a_network_left_in_training_mode_is_looked_at_in_evaluation_mode(tmp_path: Path) -> None:
+    """As training leaves it: spectra are of the network whose accuracy is measured, and looking changes no buffer."""
+    data = load_dataset("digits", tmp_path)
+    torch.manual_seed(0)
+    normalized = parametrizations.spectral_norm(nn.Conv2d(1, 4, 3, padding=1))
+    model = nn.Sequential(normalized, SOC(4, 4, 3), nn.Dropout(), nn.Flatten(), nn.Linear(256, 10)).train()
+    model[2].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    subject = Subject(model=model, data=data, mean=(0.0,), std=(1.0,))
+    found = run_to_end(evaluate_network(subject, EvaluationOptions(folder=tmp_path, images=20, layers=True)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model] == [True, True, False, True, True]
+    assert found.layers is not None
+    _, skew = found.layers.records
+    assert skew.largest == pytest.approx(1, abs=1e-5)
+    assert model_spectra(model, 8)["1"].max() > 1 + 1e-4, "the case must tell the two modes apart"
 
 
 def test_a_floor_is_recorded(tmp_path: Path) -> None:
