@@ -377,6 +377,28 @@ def test_one_that_is_not_to_be_seen_is_read_once_it_is(live: Site, browse: Calla
     tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
 
 
+def test_what_changes_out_of_sight_leaves_it_as_wide(live: Site, browse: Callable[..., Tab]) -> None:
+    """A new least value, by which all colours are others, while another tab is seen."""
+    right = """() => {
+      const canvas = document.querySelector('#matrix .canvas canvas');
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      let most = 0;
+      data.forEach((value, at) => at % 4 === 3 && value > 0 && (most = Math.max(most, ((at - 3) / 4) % canvas.width)));
+      return most;
+    }"""
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    tab.settle()
+    before, wide = page.locator("#matrix .behind table").text_content(), page.evaluate(right)
+    page.locator("[role=tab][href='#trials-panel']").click()
+    live.database.write(lambda session: grids.finish(session, 90, 0.1234))
+    tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
+    page.locator("[role=tab][href='#matrix']").click()
+    tab.settle()
+    assert "12.34" in page.locator("#matrix .scale").inner_text()
+    assert abs(page.evaluate(right) - wide) < 5
+
+
 def test_no_matrix_is_higher_than_a_canvas_can_be(site: Site, browse: Callable[..., Tab]) -> None:
     page = drawn(browse(f"{site.url}/experiments/1")).page
     height = page.evaluate(

@@ -521,6 +521,10 @@ export class Matrix {
       facets.add(mine.facet[index]);
       this.write(mine.facet[index], mine.x[index], mine.y[index]);
     });
+    if (this.place.clientWidth === 0) {
+      this.stale = true; // there is no room now by which it could be laid out
+      return true;
+    }
     const [low, top] = this.range();
     if (low !== this.span[0] || top !== this.span[1]) {
       this.chart.setOption(this.options(), { notMerge: true });
