@@ -434,6 +434,17 @@ class TestLists:
             assert "lambda_ort" not in header
             assert api.get(f"{home}?columns=lambda", headers=BROWSER).status_code == 422
 
+    def test_what_is_asked_of_the_matrix_is_none_of_a_file_s_parameters(
+        self, api: TestClient, show: Callable[[str], Page], world: int
+    ) -> None:
+        page = show(f"/experiments/{world}?metric=ece&seeds=min&x=lambda_ort&where=lambda_ort<0.3")
+        files = [link for link in page.links() if "format=" in link]
+        assert len(files) == 4
+        for link in files:
+            assert api.get(link).status_code == 200, api.get(link).text
+        assert len(api.get(files[0]).text.splitlines()) == 1 + 2  # the conditions are the list's, too
+
+
     def test_pages_hold_everything_once(self, submit: Callable[..., int], show: Callable[[str], Page]) -> None:
         experiment = submit(seeds=7)
         seen, path = [], f"/experiments/{experiment}?limit=3&sort=-seed"
