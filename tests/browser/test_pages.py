@@ -340,6 +340,27 @@ class TestTrial:
         page.locator("#tabs a[href='#evaluated']").click()
         assert "43.21 %" in page.locator("#result").inner_text()
 
+    def test_one_that_was_opened_out_of_sight_is_as_it_is_now(self, live: Site, browse: Callable[..., Tab]) -> None:
+        """It began before anybody looked at its page, whose stream is listened to from then on."""
+        tab = browse("about:blank", fresh=True)
+        page = tab.page
+
+        def state(session: Session, name: TrialState, epoch: int) -> None:
+            found = session.get(Trial, 90)
+            assert found is not None
+            found.state, found.epoch = name, epoch
+
+        live.database.write(lambda session: state(session, TrialState.QUEUED, 0))
+        page.add_init_script("Object.defineProperty(document, 'hidden', {configurable: true, value: true})")
+        tab.go(f"{live.url}/trials/90")
+        tab.quiet(2)
+        live.database.write(lambda session: state(session, TrialState.RUNNING, 7))
+        assert page.locator("#summary .state").first.inner_text() == "queued"
+        come_back(page)
+        page.locator("#summary .state:text-is('running')").wait_for(timeout=5000)
+        assert "epoch 7 of 80" in page.locator("#summary").inner_text()
+
+
     def test_more_than_60_epochs_have_a_hover(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/trials/1").page
         page.wait_for_selector(".trial-curves[data-drawn='4']")

@@ -161,7 +161,7 @@ export async function refresh(only = "[data-live]", address = location.href) {
   document.dispatchEvent(new CustomEvent("refreshed"));
 }
 
-const { stream, rest, after, changes, open, trial } = document.body.dataset;
+const { stream, rest, after, changes, open, trial, at } = document.body.dataset;
 let over = open === undefined; // a stream of what is over would end at once
 let source = null;
 let newest = Number(after ?? 0);
@@ -301,24 +301,22 @@ function ofExperiment() {
 
 /** The page of a trial: what the experiment's other trials do is no reason to read it. */
 function ofTrial() {
-  let known = null;
-  let attempt = null;
+  let known = at; // what the page says of the trial
   const summary = () => refresh("#summary", `/trials/${trial}/summary`);
   const silent = throttled(summary, 0);
   setInterval(() => document.hidden || over || silent(), MINUTE); // of a trial that reports nothing nobody tells
   const look = async () => {
     const found = await ask(`/v1/trials/${trial}?fields=state,epoch,attempts`, "application/json");
-    if (found === null || found === known) return;
-    const first = known === null;
-    const { state, attempts } = JSON.parse(found);
+    if (found === null) return;
+    const { state, epoch, attempts } = JSON.parse(found);
+    const now = `${state} ${epoch} ${attempts}`;
+    if (now === known) return;
     const done = state !== "running" && state !== "queued";
-    if (!first || done || over) {
-      // While it trains nothing changes but what stands above the tabs; they read their own numbers.
-      if (done || over || attempts !== attempt) await refresh();
-      else await summary();
-      document.dispatchEvent(new CustomEvent("progressed"));
-    }
-    [known, attempt] = [found, attempts];
+    // While it trains nothing changes but what stands above the tabs; they read their own numbers.
+    if (done || over || String(attempts) !== known.split(" ")[2]) await refresh();
+    else await summary();
+    document.dispatchEvent(new CustomEvent("progressed"));
+    known = now;
     if (done === over) return;
     over = done; // it ended, or is tried again
     connect();
