@@ -555,6 +555,15 @@ class TestLists:
         assert tab.page.locator(f"tr[data-experiment='{new}']").count() == 0
         tab.complaints.clear()  # the console tells of what was refused
 
+    def test_a_list_that_grew_has_the_page_that_follows_it(self, live: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{live.url}/?limit=1").page
+        assert page.locator("a[rel=next]").count() == 0
+        posted(live, "a new one")
+        page.locator("a:text-is('a new one')").wait_for()
+        page.locator("a[rel=next]").click()
+        page.locator("tr[data-experiment='1']").wait_for()
+
+
     def test_an_open_page_says_that_nobody_is_signed_in_and_that_it_was_deleted(
         self, filled: Path, tmp_path: Path, browse: Callable[..., Tab]
     ) -> None:
