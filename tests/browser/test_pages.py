@@ -563,6 +563,15 @@ class TestLists:
         page.locator("a[rel=next]").click()
         page.locator("tr[data-experiment='1']").wait_for()
 
+    def test_a_condition_of_the_list_leads_to_the_list(self, site: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{site.url}/experiments/1#trials-panel").page
+        for where, many in (("rank<=4", 40), ("rank>1000", 0), ("", 100)):
+            page.locator("#trials-panel input[name=where]").fill(where)
+            with page.expect_navigation():
+                page.locator("#trials-panel button:text-is('Show')").click()
+            assert page.locator("#trials-panel").is_visible()
+            assert page.locator("tr[data-trial]").count() == many
+            assert page.locator("#trials-panel input[name=where]").input_value() == where
 
     def test_an_open_page_says_that_nobody_is_signed_in_and_that_it_was_deleted(
         self, filled: Path, tmp_path: Path, browse: Callable[..., Tab]
