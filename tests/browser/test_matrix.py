@@ -399,6 +399,20 @@ def test_what_changes_out_of_sight_leaves_it_as_wide(live: Site, browse: Callabl
     assert abs(page.evaluate(right) - wide) < 5
 
 
+def test_the_list_stays_of_what_it_was_asked_for(live: Site, browse: Callable[..., Tab]) -> None:
+    """What is chosen of the matrix later holds for the list once the page is read with it: its form says so then."""
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    where = page.locator("#matrix .chooser input[name=where]")
+    where.fill("rank=2")
+    where.press("Enter")
+    tab.until("() => location.search.includes('rank')")
+    with page.expect_response(lambda answer: answer.url.endswith("/experiments/1")):
+        live.database.write(lambda session: actions.cancel(session, 1))
+    page.locator("#trials tr[data-trial]", has_text="cancelled").first.wait_for(state="attached")
+    assert page.locator("#trials tr[data-trial]").count() == 100
+
+
 def test_no_matrix_is_higher_than_a_canvas_can_be(site: Site, browse: Callable[..., Tab]) -> None:
     page = drawn(browse(f"{site.url}/experiments/1")).page
     height = page.evaluate(

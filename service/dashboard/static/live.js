@@ -225,7 +225,8 @@ function listenOn(progress, reading) {
 function ofExperiment() {
   const stale = new Set();
   let told = 0; // the newest event that the stream told of
-  const rows = throttled(() => refresh("#trials"), WHOLE);
+  const listed = location.href; // the list stays of what it was asked for, whatever is chosen of the matrix later
+  const rows = throttled(() => refresh("#trials", listed), WHOLE);
   const soon = throttled(async () => {
     const query = new URLSearchParams({ after: newest });
     const columns = document.querySelector("#trials form")?.dataset.columns; // those of the table as it is now
