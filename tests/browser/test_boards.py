@@ -193,7 +193,7 @@ class TestPlane:
             for name in ("cell", "x", "x_error", "y", "y_error", "seeds", "trials", "front"):
                 found[name] = (found[name] * 100)[:1600]
             found["fields"] = {path: (values * 100)[:1600] for path, values in found["fields"].items()}
-            route.fulfill(json=found)
+            route.fulfill(json=found | {"total": 7000})
 
         page.route("**/plane?*", many)
         page.route("**/plane?*", lambda route: route.fulfill(status=503), times=1)
@@ -201,6 +201,8 @@ class TestPlane:
         page.wait_for_selector(".plane-figure[data-drawn='1600']")
         tab.complaints.clear()  # the console tells of what had no answer
         said = "Of more than 1\u202f500 the deviations of the front and of the chosen are drawn alone."
+        assert said in page.locator(".plane-figure figcaption").inner_text()
+        said = "Of so many 1\u202f600 are drawn: the best in compression and the front."
         assert said in page.locator(".plane-figure figcaption").inner_text()
 
     def test_axes_reach_to_the_ends_of_deviations(self, boards: Site, browse: Callable[..., Tab]) -> None:

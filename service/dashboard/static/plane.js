@@ -504,6 +504,10 @@ async function load(missed = 0) {
   shownFields = before.axes ?? data.columns.slice(0, MOST_AXES - 2).map(({ field }) => field);
   crossed.hidden = data.columns.length === 0;
   offerAxes();
+  if (data.total > data.cell.length) {
+    const best = `the best in ${metrics.x.heading}${data.front.includes(true) ? " and the front" : ""}`;
+    figure.querySelector(".most").textContent = ` Of so many ${grouped(data.cell.length)} are drawn: ${best}.`;
+  }
   if (data.cell.length > MOST_BARS) {
     figure.querySelector(".bars").textContent = ` Of more than ${grouped(MOST_BARS)} the deviations of the front and of the chosen are drawn alone.`;
   }
