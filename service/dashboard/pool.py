@@ -1,6 +1,5 @@
 """The page of the pool: nodes and their GPUs, what runs where, what waits and why, who has how much of it."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated, Any
@@ -15,10 +14,10 @@ from service.api.http.responses import experiments_out
 from service.api.nodes import nodes_out
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import ago
-from service.database import ExperimentState, TrialState
+from service.database import OPEN_EXPERIMENTS
 from service.database.engine import Database
 from service.experiments import store
-from service.experiments.listing import ExperimentFilter, list_experiments
+from service.experiments.listing import ExperimentFilter, held_by_owners, list_experiments
 from service.queue.attempts import Silence
 from service.queue.cluster import GPUS
 from service.schemas.experiments import ExperimentOut
@@ -27,8 +26,8 @@ from service.specs.states import NodeState
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_OPEN = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
 _MOST = 200
+"""Experiments that have a row, and as many as one stream tells of."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +74,6 @@ class Group:
         return sorted(long, key=lambda one: one[1].last_report_at + timedelta(seconds=one[1].hung_after))
 
 
-@dataclass(frozen=True)
-class Share:
-    """What somebody's running trials hold, and how many more wait."""
-
-    owner: str
-    running: int
-    waiting: int
-    cpus: float
-    gpus: float
-
-
 @router.get("/pool")
 def pool(show: Show, database: Db, who: Reader) -> HTMLResponse:
     """The machines, and what wants them."""
@@ -110,22 +98,24 @@ def _held(database: Database, project_id: int | None) -> dict[str, Any]:
     with database.read() as session:
         nodes = nodes_out(session, project_id)
         wanting = open_experiments(session, project_id)
+        held = held_by_owners(session, project_id=project_id)
         newest = store.newest_experiment(session, project_id=project_id)
     there = [(node, slots(node)) for node in nodes if node.state is NodeState.ALIVE]
     return {
         "there": there,
         "away": [node for node in nodes if node.state is not NodeState.ALIVE],
         "wanting": wanting,
+        "open_count": sum(one.experiments for one in held),
         "newest": newest,
-        "shares": shares(wanting),
+        "shares": sorted(held, key=lambda one: (-one.gpus, -one.cpus, -one.running, one.owner or "")),
         "cpus": sum(node.cpus for node, _ in there),
         "gpus": sum(node.gpus for node, _ in there),
     }
 
 
 def open_experiments(session: Session, project_id: int | None) -> list[ExperimentOut]:
-    """The experiments that run or wait, those of the highest priority first."""
-    which = ExperimentFilter(project_id=project_id, states=_OPEN)
+    """The experiments that run or wait, those of the highest priority first and no more than have a row."""
+    which = ExperimentFilter(project_id=project_id, states=OPEN_EXPERIMENTS)
     found = list_experiments(session, which, limit=_MOST, sort="-priority")
     return experiments_out(session, found.rows)
 
@@ -143,23 +133,3 @@ def slots(node: NodeOut) -> list[Slot]:
             slot.trials.append(trial)
     found += [unknown] if unknown.trials else []
     return [*found, *([cpu] if cpu.trials or not found else [])]
-
-
-def shares(experiments: Iterable[ExperimentOut]) -> Sequence[Share]:
-    """What each owner's running trials hold, the largest first."""
-    found: dict[str, list[float]] = {}
-    for experiment in experiments:
-        needs = experiment.spec.get("resources") or {}
-        running = experiment.progress.trials[TrialState.RUNNING]
-        held = found.setdefault(experiment.owner or "nobody named", [0, 0, 0, 0])
-        for index, amount in enumerate(
-            (
-                running,
-                experiment.progress.trials[TrialState.QUEUED],
-                running * float(needs.get("cpus") or 0),
-                running * float(needs.get("gpus") or 0),
-            )
-        ):
-            held[index] += amount
-    every = [Share(owner, int(held[0]), int(held[1]), held[2], held[3]) for owner, held in found.items()]
-    return sorted(every, key=lambda share: (-share.gpus, -share.cpus, -share.running, share.owner))

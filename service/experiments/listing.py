@@ -5,10 +5,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, select
 from sqlalchemy.orm import Session, defer
 
-from service.database import Experiment, ExperimentState, FieldIndex, Result, Tag, Trial, TrialState
+from service.database import (
+    OPEN_EXPERIMENTS,
+    Experiment,
+    ExperimentState,
+    FieldIndex,
+    Result,
+    Tag,
+    Tally,
+    Trial,
+    TrialState,
+)
 from service.database.engine import among
 from service.database.pagination import Order, Orders, Page, order
 from service.leaderboards import field_index
@@ -164,6 +174,38 @@ def experiments_by_id(
     query = select(Experiment).where(Experiment.id.in_(experiment_ids), *which.conditions()).order_by(Experiment.id)
     unread = (Experiment.process, Experiment.spec)
     return session.scalars(query.options(*(defer(column, raiseload=True) for column in unread))).all()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an owner's running trials hold, and how many more of theirs wait, over all `experiments` that are open."""
+
+    owner: str | None
+    experiments: int
+    running: int
+    waiting: int
+    cpus: float
+    gpus: float
+
+
+def held_by_owners(session: Session, *, project_id: int | None = None) -> list[Held]:
+    """What each owner of open experiments holds, from the counts that the database keeps."""
+    which = ExperimentFilter(project_id=project_id, states=OPEN_EXPERIMENTS)
+    running, waiting = (
+        case((Tally.state == one, Tally.trials), else_=0) for one in (TrialState.RUNNING, TrialState.QUEUED)
+    )
+    needs = (func.coalesce(Experiment.spec[("resources", name)].as_float(), 0.0) for name in ("cpus", "gpus"))
+    sums = (func.coalesce(func.sum(amount), 0) for amount in (running, waiting, *(running * need for need in needs)))
+    query = (
+        select(Experiment.owner, func.count(Experiment.id.distinct()), *sums)
+        .outerjoin(Tally, Tally.experiment_id == Experiment.id)
+        .where(*which.conditions())
+        .group_by(Experiment.owner)
+    )
+    return [
+        Held(owner, experiments, int(runs), int(waits), float(cpus), float(gpus))
+        for owner, experiments, runs, waits, cpus, gpus in session.execute(query)
+    ]
 
 
 def trial_order(sort: str, kept: Kept = Trial) -> Order:

@@ -444,6 +444,35 @@ class TestLists:
             assert api.get(link).status_code == 200, api.get(link).text
         assert len(api.get(files[0]).text.splitlines()) == 1 + 2  # the conditions are the list's, too
 
+    def test_the_pool_counts_what_has_no_row(
+        self,
+        api: TestClient,
+        claim: Callable[..., Lease],
+        database: Database,
+        show: Callable[[str], Page],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Of hundreds of experiments that wait those have a row that are first: what is held is that of all."""
+        for seeds in (2, 3):
+            spec = {
+                "name": "waits",
+                "base": {"dataset": "digits", "model": "small-cnn"},
+                "grid": {"seed": [*range(seeds)]},
+                "resources": {"cpus": 3, "gpus": 0.5},
+            }
+            assert api.post("/v1/experiments", json=spec).status_code == 201
+        lease = claim()
+
+        def begin(session: Session) -> None:
+            with hold(session, lease) as held:
+                held.start_trial(1)
+
+        database.write(begin)
+        assert "by priority" not in show("/pool").text
+        monkeypatch.setattr("service.dashboard.pool._MOST", 1)
+        text = " ".join(show("/pool").text.split())
+        assert "The first 1 of 2 by priority." in text
+        assert re.search(r"nobody named ?1 ?4 ?3 ?0\.5", text), text
 
     def test_pages_hold_everything_once(self, submit: Callable[..., int], show: Callable[[str], Page]) -> None:
         experiment = submit(seeds=7)
