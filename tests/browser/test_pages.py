@@ -360,6 +360,22 @@ class TestTrial:
         page.locator("#summary .state:text-is('running')").wait_for(timeout=5000)
         assert "epoch 7 of 80" in page.locator("#summary").inner_text()
 
+    def test_what_is_open_stays_open(self, live: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{live.url}/trials/90#provenance")
+        page = tab.page
+        page.locator("#where summary:text-is('Configuration')").click()
+        assert page.locator("#where dt:text-is('training.epochs')").is_visible()
+
+        def again(session: Session) -> None:
+            found = session.get(Trial, 90)
+            assert found is not None
+            found.epoch, found.attempts = 0, found.attempts + 1
+
+        tab.quiet(2)
+        with page.expect_response(f"{live.url}/trials/90"):
+            live.database.write(again)
+        tab.until("() => document.querySelector('#summary').textContent.includes('epoch 0 of 80')")
+        assert page.locator("#where dt:text-is('training.epochs')").is_visible()
 
     def test_more_than_60_epochs_have_a_hover(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/trials/1").page

@@ -7,7 +7,7 @@ const MINUTE = 60000;
 const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
-/** Puts fresh children into an element; the focus stays with the button, link or field that had it. */
+/** Puts fresh children into an element; what is open stays so, and the focus with the button, link or field that had it. */
 function exchange(old, fresh) {
   if (old.innerHTML === fresh.innerHTML) return;
   const active = old.contains(document.activeElement) ? document.activeElement : null;
@@ -17,6 +17,9 @@ function exchange(old, fresh) {
     const same = fresh.querySelector(`input[name="${box.name}"][value="${CSS.escape(box.value)}"]`);
     if (same) same.checked = true;
   }
+  const folds = (within) => [...within.querySelectorAll("details")].map((one) => [one.querySelector("summary").textContent, one]);
+  const opened = new Map(folds(old).map(([said, { open: isOpen }]) => [said, isOpen]));
+  for (const [said, one] of folds(fresh)) one.open = opened.get(said) ?? one.open;
   const scrolled = [...old.querySelectorAll(".wide, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
   old.replaceChildren(...fresh.childNodes);
   [...old.querySelectorAll(".wide, pre")].forEach((one, index) => {
