@@ -147,7 +147,6 @@ def experiment(
         events=events,
         newest_event=view.matrix.newest_event,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
-        most_spec=_MOST_SPEC,
     )
 
 
@@ -183,7 +182,7 @@ def changes(
 
 
 def _summary(session: Session, row: Experiment) -> dict[str, object]:
-    """What stands above the tabs."""
+    """What stands above the tabs, and the spec."""
     (found,) = experiments_out(session, [row])
     return {
         "experiment": found,
@@ -192,6 +191,7 @@ def _summary(session: Session, row: Experiment) -> dict[str, object]:
         "shares": shares(found.progress),
         "curves_on": found.progress.validated_on,
         "actions": actions(row, found.progress),
+        "most_spec": _MOST_SPEC,
     }
 
 

@@ -487,6 +487,7 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
     tab.until("() => document.querySelector('#summary').textContent.includes('line two')")
     assert page.locator("h1").inner_text() == "Another <b>name</b>"
     assert page.locator("#summary .tag").all_inner_texts() == ["ranks", "thesis"]
+    assert '"Another <b>name</b>"' in page.locator("#spec").text_content()
     assert page.evaluate("document.activeElement.textContent") == "Edit"
     other.locator("h1:text-is('Another <b>name</b>')").wait_for()
     assert other.title() == page.title() == "Another <b>name</b> (experiment 1) · ttsv"

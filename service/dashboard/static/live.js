@@ -244,7 +244,7 @@ function ofExperiment() {
     if (fresh === null) return;
     const heading = document.getElementById("heading");
     const named = heading.textContent;
-    for (const id of ["heading", "summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
+    for (const part of fresh.querySelectorAll("#heading, #summary, #verbs, #spec")) exchange(document.getElementById(part.id), part);
     document.title = document.title.replace(named, () => heading.textContent); // in another tab it was called so
     for (const row of fresh.querySelectorAll("#rows > tr")) {
       const old = document.querySelector(`tr[data-trial="${row.dataset.trial}"]`);
