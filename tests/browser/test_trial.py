@@ -156,6 +156,11 @@ def test_what_has_no_answer_for_a_moment_is_asked_for_again(shown: Site, browse:
     assert again.value.status == 200
     assert picture.is_visible()
     tab.until("() => !document.querySelector('.trial-curves').hidden")
+    page.route("**/v1/artifacts/*", lambda route: route.fulfill(status=503), times=1)
+    with page.expect_response("**/v1/artifacts/*"):
+        page.locator("#tabs a[href='#singular-values']").click()
+    page.wait_for_selector(".picture[data-picture=ranges][data-drawn]")  # of what is kept elsewhere
+    page.wait_for_selector(".values-figure[data-drawn]")
     tab.complaints.clear()  # the console tells of what had no answer
 
 

@@ -106,10 +106,10 @@ async function calibration() {
 
 async function spectra() {
   await overTraining();
-  await atTheEnd();
   const found = measured() ? await read("spectra") : null;
   const layers = (found?.layers ?? []).filter(({ largest }) => Number.isFinite(largest));
   await pictures.get("ranges").show(layers.length > 0 ? { layers, delta } : null);
+  await atTheEnd(); // last, as where files are kept may be away alone
 }
 
 const MOST_FANS = 12;
@@ -199,8 +199,9 @@ function drawEnds() {
 /** Of the file that trials leave: older ones have none, and their least and largest values are below. */
 async function atTheEnd() {
   const link = document.querySelector("#files a[data-kind=spectra]");
-  const { answer } = link === null ? { answer: null } : await ask(link.getAttribute("href"));
-  final = answer?.layers ?? [];
+  const found = link === null ? null : await ask(link.getAttribute("href"));
+  if (found !== null && isAway(found)) throw new Away();
+  final = found?.answer?.layers ?? [];
   ends.hidden = final.length === 0;
   if (!ends.hidden) drawEnds();
 }
