@@ -22,6 +22,7 @@ from service.api.matrices import AskedMatrix
 from service.dashboard.matrix_view import SEEDS, MatrixView, matrix_view
 from service.dashboard.rendering import PageRoute, PageSize, Show
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
+from service.database.pagination import Page
 from service.experiments import store
 from service.experiments.events import list_events
 from service.experiments.listing import TrialFilter, experiments_by_id, list_experiments, list_trials, trials_by_id
@@ -42,6 +43,8 @@ _EVENTS = 50
 _MOST_ROWS = 200
 """Trials whose rows are written anew at a time: a page has no more."""
 _LOG_LINES = 200
+_MOST_TAKEN = 1000
+"""Trials that a file of a list has at most (`trial_downloads` of macros.html)."""
 _MOST_FIELDS = 8
 """Fields that a table of trials has as columns unless they are chosen: with its measures they fill a page."""
 _MOST_SPEC = 20_000
@@ -124,12 +127,13 @@ def experiment(
         row = store.get_experiment(session, experiment_id, project_id=which.project_id)
         here = replace(which, experiment_id=experiment_id)
         trials = list_trials(session, here, limit=limit, sort=sort, cursor=cursor)
+        filtered = replace(which, project_id=None, states=tuple(which.states)) != TrialFilter()
+        more = exceeds_file(session, here, trials, cursor) if filtered else row.trial_count > _MOST_TAKEN
         fields = configurations(trials.rows, shown)
         events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, newest_first=True)
         view = matrix_view(matrix(session, asked.question(experiment_id)), asked, experiment_id)
         summary = _summary(session, row)
     path = experiment_log(settings.data_dir, experiment_id)
-    filtered = replace(which, project_id=None, states=tuple(which.states)) != TrialFilter()
     # Conditions hold for the matrix as for the list; all else is asked of the list alone.
     of_list = replace(which, project_id=None, states=tuple(which.states), where=()) != TrialFilter()
     listing = of_list or cursor is not None or sort != "number" or shown != Shown()
@@ -140,6 +144,7 @@ def experiment(
         trials=trials.rows,
         fields=fields,
         next=trials.next,
+        more_than_in_file=more,
         sort=sort,
         states=list(TrialState),
         filtered=filtered,
@@ -221,6 +226,13 @@ def configurations(trials: Sequence[tuple[Trial, Any]], shown: Shown) -> Configu
     every = ",".join(one.name for one in (*whole.fields, *whole.decided))
     fields = ",".join(one.field for one in shape.fields)
     return Configurations(configuration_sheet(shape, configs), fields, more, whole.decided, every)
+
+
+def exceeds_file(session: Session, which: TrialFilter, found: Page[Any], cursor: str | None) -> bool:
+    """Whether a file of a list has not all of its trials; `found` is a page of it, after `cursor`."""
+    if found.next is None and cursor is None:
+        return False
+    return list_trials(session, which, limit=_MOST_TAKEN, with_config=False, with_result=False).next is not None
 
 
 def shares(progress: ExperimentProgress) -> list[Share]:

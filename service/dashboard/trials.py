@@ -13,7 +13,7 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Config, Cursor, Db, TrialId
 from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
-from service.dashboard.experiments import configurations
+from service.dashboard.experiments import configurations, exceeds_file
 from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show, named_numbers
 from service.dashboard.trial_tabs import absent, corruption_values, reliabilities, robustness, threshold, uses
 from service.database import OPEN_TRIALS, TrialState
@@ -37,10 +37,6 @@ _LOG_LINES = 200
 _LAYERS = 200
 TrialNumber = Annotated[int, Query(ge=1, le=MAX_ID)]
 _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_loss", "lr")
-
-
-_MOST_TAKEN = 1000
-"""Trials that a file of a list has at most (`trial_downloads` of macros.html)."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +63,7 @@ def index(
     with database.read() as session:
         found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor)
         fields = configurations(found.rows, shown)
-        more = found.next is not None and (
-            list_trials(session, which, limit=_MOST_TAKEN, with_config=False, with_result=False).next is not None
-        )
+        more = exceeds_file(session, which, found, cursor)
     return show(
         "trials.html",
         trials=found.rows,

@@ -353,12 +353,26 @@ class TestWords:
         self, show: Callable[[str], Page], submit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         submit(seeds=3)
-        monkeypatch.setattr("service.dashboard.trials._MOST_TAKEN", 2)
+        monkeypatch.setattr("service.dashboard.experiments._MOST_TAKEN", 2)
         said = "These have the first 1\u202f000 in this order."
         assert said in show("/trials?limit=1").text
         assert said not in show("/trials?limit=1&state=failed").text
-        monkeypatch.setattr("service.dashboard.trials._MOST_TAKEN", 3)
+        (following,) = [link for link in show("/trials?limit=2").links() if "cursor=" in link]
+        assert said in show(f"/trials{following}").text  # the last page as well
+        monkeypatch.setattr("service.dashboard.experiments._MOST_TAKEN", 3)
         assert said not in show("/trials?limit=1").text
+
+    def test_files_of_some_trials_of_an_experiment_say_what_they_have(
+        self, show: Callable[[str], Page], submit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No command writes these alone."""
+        made = submit(seeds=3)
+        monkeypatch.setattr("service.dashboard.experiments._MOST_TAKEN", 2)
+        assert "writes all" in show(f"/experiments/{made}").text
+        assert "These have the first" not in show(f"/experiments/{made}?seed=1").text
+        few = show(f"/experiments/{made}?state=queued&limit=1").text
+        assert "These have the first 1\u202f000 in this order." in few
+        assert "writes all" not in few
 
     def test_an_axis_without_a_field_says_nothing(self, show: Callable[[str], Page], world: int) -> None:
         assert '"texts":{"x":["0.1","0.2","0.3","0.4"],"y":[""]' in show(f"/experiments/{world}").text
