@@ -66,7 +66,7 @@ class AskedCurves:
             ge=1,
             le=100,
             description="How many cells, with all seeds, by the mean of their trials' best epochs; `validated_on` of "
-            "each says on which images these were measured.",
+            f"each says on which images these were measured. Fewer where these have more than {MOST_TRIALS} trials.",
         ),
     ] = 5
 

@@ -46,9 +46,11 @@ class Curves:
 
 
 def best_trials(session: Session, experiment_id: int, cells: int, most: int) -> list[int]:
-    """All seeds of the cells with the largest mean of their trials' best epochs, at most so many.
+    """All seeds of the cells with the largest mean of their trials' best epochs, at most so many trials.
 
-    Epochs are measured on the images that `training.validation` names.
+    Epochs are measured on the images that `training.validation` names. Of the first cell for all of whose seeds there
+    is no room, and of those after it, there is none: a mean over some of its seeds would be taken for that of all. (Of
+    the very first there are so many as there is room for.)
     """
     mean = func.avg(Trial.best_val_accuracy)
     here = Trial.experiment_id == experiment_id
@@ -65,7 +67,15 @@ def best_trials(session: Session, experiment_id: int, cells: int, most: int) -> 
     # By their cells, and not by the index of the experiment, all of whose rows SQLite would read once more.
     seeds = select(Trial.id, Trial.cell).where(*cells_of, Trial.experiment_id + 0 == experiment_id)
     found = session.execute(seeds.order_by(Trial.id)).all()
-    return [row[0] for row in sorted(found, key=lambda row: order[row[1]])][:most]
+    seeds_of: dict[str, list[int]] = {cell: [] for cell in order}
+    for trial_id, cell in found:
+        seeds_of[cell].append(trial_id)
+    chosen: list[int] = []
+    for trials in seeds_of.values():
+        if chosen and len(chosen) + len(trials) > most:
+            break
+        chosen += trials
+    return chosen[:most]
 
 
 def curves(

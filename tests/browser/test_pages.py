@@ -300,6 +300,35 @@ class TestCurves:
         page.keyboard.press("End")
         assert figure.locator(".readout").inner_text().startswith("epoch 9;")
 
+    def test_metrics_that_none_has_and_trials_that_are_too_many_are_said(
+        self, live: Site, browse: Callable[..., Tab]
+    ) -> None:
+        live.database.write(lambda session: session.execute(update(EpochPoint).values(ort_loss=None)))
+        tab = browse(f"{live.url}/curves?trials=1,6&metric=ort_loss")
+        problem, figure = (tab.page.locator(f".curves-{part}") for part in ("problem", "figure"))
+        problem.wait_for()
+        assert problem.inner_text() == "None of these trials has any of these metrics."
+        assert not figure.is_visible()
+
+        def many(route: Any) -> None:
+            found = route.fetch().json()
+            copies = [
+                one | {"trial": 1000 * copy + one["trial"], "cell": f"{copy}{one['cell']}"}
+                for copy in range(8)
+                for one in found["curves"][:25]
+            ]
+            route.fulfill(json=found | {"curves": copies})
+
+        tab.go(f"{live.url}/experiments/1#curves-panel")
+        figure.wait_for()
+        assert not problem.is_visible()
+        tab.page.route("**/v1/curves?*best=100*", many)
+        tab.page.locator("input[name=best]").fill("100")
+        tab.page.locator("input[name=best]").press("Enter")
+        problem.wait_for()
+        assert problem.inner_text() == "The best 40 configurations: no more than 200 trials are drawn at a time."
+        assert figure.is_visible()
+
     def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/experiments/1#trials-panel").page
         page.locator("input[name=trial][value='1']").check()

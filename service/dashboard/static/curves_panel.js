@@ -1,10 +1,12 @@
 // Where pages have curves: with a form that says which and how, on a trial's page those of the trial.
 import { CurveView, measuredOn, readCurves } from "/static/curves.js";
+import { count } from "/static/numbers.js";
 import { onPaper } from "/static/paper.js";
 import { patience } from "/static/request.js";
 import { fileName } from "/static/save.js";
 
 const AGAIN = 5000;
+const MOST = 200; // trials that the API has curves of at a time
 
 /** The view with its form: which trials, which metrics, how they are drawn. */
 function setUp(panel) {
@@ -28,6 +30,15 @@ function setUp(panel) {
     problem.textContent = words;
     problem.hidden = words === "";
     figure.hidden = !there;
+  }
+
+  /** That there are fewer of the best than were asked for, as no more trials are drawn at a time. */
+  function fewer(next) {
+    const best = Number(new URLSearchParams(next).get("best"));
+    const seeds = new Map();
+    for (const { cell } of curves) seeds.set(cell, (seeds.get(cell) ?? 0) + 1);
+    if (seeds.size >= best || curves.length + Math.max(...seeds.values()) <= MOST) return "";
+    return `The best ${count(seeds.size, "configuration")}: no more than ${MOST} trials are drawn at a time.`;
   }
 
   function query() {
@@ -71,8 +82,10 @@ function setUp(panel) {
       if (mine !== wanted) return;
       ({ curves } = data);
       missed = 0;
-      drawn = curves.some((curve) => curve.epoch.length > 0) ? next : null;
-      say(drawn === null ? "None of these trials has done an epoch yet." : "", drawn !== null);
+      const epochs = curves.some((curve) => curve.epoch.length > 0);
+      drawn = curves.some((curve) => curve.values.some((values) => values.some((value) => value !== null))) ? next : null;
+      const none = epochs ? "None of these trials has any of these metrics." : "None of these trials has done an epoch yet.";
+      say(drawn === null ? none : fewer(next), drawn !== null);
       if (drawn !== null) view.show(data);
     } catch (error) {
       if (mine !== wanted) return;

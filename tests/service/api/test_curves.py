@@ -80,6 +80,16 @@ def test_the_best_cells_with_all_their_seeds(api: TestClient, trained: int) -> N
     assert best(5) == [3, 4, 1, 2]  # the last cell has no epoch's accuracy yet
 
 
+def test_of_the_best_no_cell_has_some_of_its_seeds_alone(
+    api: TestClient, trained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their mean would be taken for that of all: where there is no room for it a cell is left out."""
+    for most, trials in ((3, [3, 4]), (4, [3, 4, 1, 2]), (1, [3])):
+        monkeypatch.setattr("service.api.curves.MOST_TRIALS", most)
+        answer = api.get(f"/v1/curves?experiment={trained}&best=5&points=3")
+        assert [curve["trial"] for curve in answer.json()["curves"]] == trials
+
+
 def test_no_row_is_read_twice(api: TestClient, trained: int) -> None:
     """Of the best among many thousand trials that train, a page that is watched asks every few seconds."""
     database: Database = api.app.state.database  # type: ignore[attr-defined]
