@@ -560,6 +560,11 @@ class TestLists:
         assert tab.asked == [f"{live.url}/pool/changes?experiment=1"]
         assert "gpu1" not in page.locator("#away").inner_text()
 
+        why = "() => document.querySelector('#wanting tbody').rows[0].cells[7].textContent"
+        live.database.write(lambda session: session.execute(update(Experiment).values(waiting="others come first")))
+        tab.until(f"() => ({why})() === 'others come first'")
+        assert tab.asked == [f"{live.url}/pool/changes?experiment=1"] * 2  # not with the machines, once in a minute
+
         def leaves(session: Session) -> None:
             nodes.record(session, "head1-4711", [Node("a" * 56, "head1", "10.0.0.2", 16, 0, 60.0, head=True)])
             grids.finish(session, 91, 0.5)

@@ -353,7 +353,7 @@ function ofTrial() {
 }
 
 /** What the stream tells of an experiment, as its row is marked with it. */
-const progressed = ({ state, progress }) => `${state} ${Object.values(progress.trials).join(",")} ${progress.epochs_done}`;
+const progressed = ({ state, progress, waiting }) => `${state} ${Object.values(progress.trials).join(",")} ${progress.epochs_done} ${waiting ?? ""}`;
 const rowOf = (id, within = document) => within.querySelector(`tr[data-experiment="${id}"]`);
 
 /** The list of experiments, and the pool: rows of those that got on are exchanged, and all where there are others. */
