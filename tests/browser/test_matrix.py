@@ -12,6 +12,7 @@ from PIL import Image
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.client import Client
 from service.database import Trial
 from service.experiments import actions
 from service.experiments.submission import Draft, submit
@@ -512,6 +513,19 @@ def test_what_another_tab_changed_stands_in_the_form_of_changes(live: Site, brow
         tab.page.get_by_role("button", name="Edit", exact=True).click()
         for field, text in (("name", "ours"), ("notes", "theirs")):
             tab.until(f"text => document.querySelector('#edit-dialog [name={field}]').value === text", text)
+
+
+def test_what_somebody_else_added_is_not_counted_as_ours(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    with Client(live.url) as client:
+        client.extend(1, grid={"rank": [256]})
+    tab.until("() => document.querySelector('#spec').textContent.includes('256')")
+    page.click("button:text-is('Extend')")
+    page.locator("#extend-dialog [name='grid.rank']").fill("64, 128")
+    page.locator("#extend-dialog button[type=submit]").click()
+    tab.until("() => document.querySelector('#action-said').textContent.includes('added')")
+    assert page.locator("#action-said").inner_text() == "40 trials added."
 
 
 def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[..., Tab]) -> None:

@@ -48,11 +48,13 @@ function body(form) {
   return found;
 }
 
-/** What came of it: of an extension how many trials. */
-function outcome(form, { trial_count: trials }) {
-  const { trials: before } = form.dataset;
-  if (before === undefined) return "Done.";
-  form.dataset.trials = trials;
+/** Where the page says how many trials there are, those that somebody else added since it was read among them. */
+const counted = () => document.querySelector("#summary [data-trials]");
+
+/** What came of it: of an extension how many trials, beside those that were there before. */
+function outcome(form, before, { trial_count: trials }) {
+  if (form.dataset.grows === undefined) return "Done.";
+  counted().dataset.trials = trials;
   return trials > before ? `${count(trials - before, "trial")} added.` : "Nothing added: all of its trials are there already.";
 }
 
@@ -92,6 +94,7 @@ document.addEventListener("submit", async (event) => {
   const problem = form.querySelector(".alarm");
   const [method, address] = form.dataset.send.split(" ");
   form.setAttribute("aria-busy", "true");
+  const before = Number(counted().dataset.trials);
   const text = JSON.stringify(body(form));
   if (sent.get(form)?.text !== text) sent.set(form, { text, key: newKey() });
   const result = await send(method, address, { body: text, headers: { "Idempotency-Key": sent.get(form).key } });
@@ -115,7 +118,7 @@ document.addEventListener("submit", async (event) => {
   document.title = document.title.replace(heading.textContent, () => result.answer.name);
   heading.textContent = result.answer.name;
   const said = document.getElementById("action-said");
-  said.textContent = outcome(form, result.answer);
+  said.textContent = outcome(form, before, result.answer);
   said.hidden = false;
   document.dispatchEvent(new CustomEvent("acted"));
 });
