@@ -122,6 +122,8 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
     except (QueryError, NotFoundError) as error:
         status = 422 if isinstance(error, QueryError) else 404
         return show("compare.html", **values | {"status": status, "problem": str(error)})
+    # As the API reads them, whatever stood between, and without what is of sides that are no more.
+    values["asked"] = {kind.value: text for kind, text in lists.items()} | {"baseline": found.sides[found.baseline].key}
     return show("compare.html", **values | _view(found, layers, chosen.metric, images))
 
 

@@ -328,6 +328,22 @@ class TestNamed:
         assert "Differences to A." in show("/compare?trials=2,4&baseline=1").text
         assert "Differences to B." in show("/compare?trials=1,2&baseline=2").text
 
+    @pytest.mark.parametrize(
+        "query", ["trials=1,+4", "trials=1 4,&baseline=4", "trials=1,4&baseline=2", "experiments=1,2"]
+    )
+    def test_files_of_a_comparison_are_of_what_stands_there(
+        self, api: TestClient, show: Callable[[str], Page], submit: Callable[..., int], world: int, query: str
+    ) -> None:
+        submit()
+        files = [link for link in show(f"/compare?{query}").links() if "format=" in link]
+        assert len(files) == 4
+        for link in files:
+            answer = api.get(link)
+            assert answer.status_code == 200, answer.text
+        if "trials" in query:
+            assert [side["key"] for side in api.get(files[3]).json()["sides"]] == [1, 4]
+            assert api.get(files[3]).json()["baseline"] == (1 if "baseline=4" in query else 0)
+
     def test_curves_are_drawn_as_the_address_says(self, show: Callable[[str], Page], world: int) -> None:
         def chosen(path: str) -> list[str | None]:
             boxes = [one for one in show(path).all("input") if one.get("type") == "checkbox" and "checked" in one]
