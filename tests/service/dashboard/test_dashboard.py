@@ -738,6 +738,8 @@ class TestBoards:
         by_ece = show("/leaderboards/digits?metric=ece&column=ece&column=brier&x=ece&y=brier")
         assert "Brier score" in by_ece.text
         assert [a for a in by_ece.all("th") if a.get("aria-sort") == "ascending"]
+        by_field = show("/leaderboards/digits?metric=ece&sort=lr")
+        assert not [a for a in by_field.all("th") if "aria-sort" in a]  # the metric gives places, and no order
 
     def test_protocols_stand_apart_with_the_reason(
         self,
