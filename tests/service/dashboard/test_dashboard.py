@@ -1045,6 +1045,9 @@ def test_a_search_that_has_not_begun_has_no_trials_yet(sqlite_api: TestClient) -
     search = {"algorithm": "random", "trials": 2, "space": {"training.lr": {"uniform": [0.01, 0.1]}}}
     spec = {"name": "s", "base": {"dataset": "digits", "model": "small-cnn"}, "search": search}
     assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
+    looked = sqlite_api.post("/submit", data={"spec": write_yaml(spec), "do": "look"}, headers=BROWSER)
+    assert "up to 2 trials" in (said := Page(looked.text).text)
+    assert "0 trials" not in said
     assert "There are no trials yet: a search" in Page(sqlite_api.get("/experiments/1").text).text
     assert "No trial is like that" in Page(sqlite_api.get("/experiments/1?state=failed").text).text
 
