@@ -58,6 +58,10 @@ class KeyRefusedError(PermissionError):
     """No key, or none that is valid."""
 
 
+class SecretMissingError(RuntimeError):
+    """The secret under which valid keys are hashed is not there: a key under another one would part from them."""
+
+
 class ScopeError(PermissionError):
     """A valid key that does not allow this."""
 

@@ -12,12 +12,12 @@ from sqlalchemy import Select, and_, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from service.access.security import SECRET, NewKey, Principal, Scope
+from service.access.security import SECRET, NewKey, Principal, Scope, installation_secret
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Person, Project, Trial, now
 from service.database.engine import Database, is_postgres, upsert
 from service.database.outages import is_away
 from service.database.pagination import Order, Page
-from service.errors import ConflictError, NotFoundError, QuotaError, UserError
+from service.errors import ConflictError, NotFoundError, QuotaError, SecretMissingError, UserError
 from service.settings import Settings
 
 _USED_EVERY = timedelta(minutes=1)
@@ -247,6 +247,17 @@ def lacks_secret(session: Session, data_dir: Path) -> bool:
     Another one would be made there, under which none of them opens anything.
     """
     return has_keys(session) and not (data_dir / SECRET).exists()  # in this order: the secret is made before a key
+
+
+def secret_of_new_keys(session: Session, data_dir: Path) -> bytes:
+    """The installation's secret, made where nothing is hashed under one yet; raises `SecretMissingError`."""
+    if lacks_secret(session, data_dir):
+        raise SecretMissingError(
+            f"the database has keys, and {SECRET}, under which they are hashed, is not in the service's data folder: "
+            "were another made, none of them would open anything. Put the file back from a backup; if it is lost, "
+            "revoke the keys there are first (DELETE /v1/keys/{key_id}, or `ttsv keys revoke`)"
+        )
+    return installation_secret(data_dir)
 
 
 def refuse_without_keys(database: Database, settings: Settings) -> None:

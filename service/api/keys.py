@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy.orm import Session
 
 from service.access import keys
-from service.access.security import Scope, installation_secret, new_key
+from service.access.security import Scope, new_key
 from service.api.http.authentication import Admin, KeyHolder
 from service.api.http.dependencies import LONGEST_CURSOR, MAX_ID, MOST, Config, Db, Limit
 from service.api.http.examples import Example, kept, shown
-from service.api.http.problems import RESPONSES
+from service.api.http.problems import RESPONSES, refusals
 from service.api.http.query_filters import Instant
 from service.api.http.responses import Answer
 from service.database import Project, now
@@ -207,7 +207,11 @@ def index(answer: Answer, database: Db, _admin: Admin, limit: Limit = MOST, curs
 
 
 @router.post(
-    "/keys", status_code=201, operation_id="createKey", response_model=NewKeyOut, responses=shown(NEW_KEY, 201)
+    "/keys",
+    status_code=201,
+    operation_id="createKey",
+    response_model=NewKeyOut,
+    responses=shown(NEW_KEY, 201) | refusals(409),
 )
 def create(
     body: Annotated[
@@ -218,8 +222,12 @@ def create(
     settings: Config,
     _admin: Admin,
 ) -> NewKeyOut:
-    """A new key of a project: its text is in this answer and nowhere else."""
-    key = new_key(installation_secret(settings.data_dir))
+    """A new key of a project: its text is in this answer and nowhere else.
+
+    Where keys are valid and the secret under which they are hashed is missing, none is made (409).
+    """
+    with database.read() as session:
+        key = new_key(keys.secret_of_new_keys(session, settings.data_dir))
 
     def work(session: Session) -> NewKeyOut:
         row = keys.add_key(

@@ -11,6 +11,7 @@ from service.errors import (
     PreconditionError,
     QuotaError,
     ScopeError,
+    SecretMissingError,
     StateError,
     StorageAwayError,
 )
@@ -96,6 +97,13 @@ PROBLEM_TYPES = (
         StateError,
     ),
     ProblemType("name-taken", 409, "Something else has this name.", "Choose another.", ConflictError),
+    ProblemType(
+        "secret-missing",
+        409,
+        "The secret under which the keys there are were hashed is not in the service's data folder: no other is made.",
+        "Whoever runs it must put key-secret back from a backup; if it is lost, revoke the keys there are first.",
+        SecretMissingError,
+    ),
     ProblemType(
         "gone",
         410,

@@ -188,6 +188,27 @@ class TestGuard:
         aside.rename(secret)
         assert guarded.get("/v1/me", headers=bearer(key)).status_code == 200
 
+    def test_nor_does_who_makes_a_key_without_one_make_another(
+        self, database: Database, settings: Settings, api: TestClient, make: Callable[..., str]
+    ) -> None:
+        """Where none is asked for: the keys there are would open nothing from then on, and nobody would be told."""
+        key, secret = make(), settings.data_dir / "key-secret"
+        body = {"project_id": 1, "owner": "grace", "scopes": ["read"]}
+        aside = secret.rename(settings.data_dir / "aside")
+        refused = api.post("/v1/keys", json=body)
+        assert (refused.status_code, secret.exists()) == (409, False)
+        assert refused.json()["type"] == "/problems#secret-missing"
+        assert "Put the file back from a backup; if it is lost, revoke the keys" in refused.json()["detail"]
+        assert len(api.get("/v1/keys").json()) == 1
+        aside.rename(secret)
+        assert api.post("/v1/keys", json=body).status_code == 201
+        assert api.get("/v1/me", headers=bearer(key)).status_code == 200
+        for one in api.get("/v1/keys").json():
+            api.delete(f"/v1/keys/{one['id']}")
+        secret.unlink()  # lost for good
+        made = api.post("/v1/keys", json=body).json()["key"]
+        assert api.get("/v1/me", headers=bearer(made)).json()["name"] == "grace"
+
     def test_while_the_database_is_away_it_begins(self, tmp_path: Path) -> None:
         """Who starts it again each time would give it up before the database is back."""
         away = f"postgresql://nobody@/nothing?host={tmp_path}"
