@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.problems import problem
@@ -46,7 +47,10 @@ class BodyGuard:
             await self.app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        body = await self._read(receive, headers.get(b"content-length", ""))
+        try:
+            body = await self._read(receive, headers.get(b"content-length", ""))
+        except ClientDisconnect:
+            return  # nobody waits for an answer
         refusal: _Refusal | None = None
         if body is None:
             refusal = _Refusal(413, f"the body is larger than {self.max_bytes} bytes")
@@ -76,11 +80,17 @@ class BodyGuard:
         await self.app(scope, replay, send)
 
     async def _read(self, receive: Receive, length: str) -> bytes | None:
+        """The whole body, None for one that is too large. Raises `ClientDisconnect` where its end never comes.
+
+        What has come by then is not to be read: a YAML document that is cut off at a line's end is one all the same.
+        """
         if length.isdecimal() and int(length) > self.max_bytes:
             return None
         body = bytearray()
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
             body += message.get("body", b"")
             if len(body) > self.max_bytes:
                 return None

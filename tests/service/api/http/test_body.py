@@ -1,7 +1,9 @@
 """The door: bodies that never reach a route, and nothing stored after any of them."""
 
+import asyncio
 import json
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -173,6 +175,34 @@ class TestType:
         response = sqlite_api.post(f"/v1/experiments/{created['id']}/cancel", content="{", headers=JSON)
         assert response.status_code == 400
         assert sqlite_api.get(f"/v1/experiments/{created['id']}").json()["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "come"),
+    [
+        ("/v1/experiments", b"application/yaml", b"name: y\nbase: {dataset: digits, model: small-cnn}\n"),
+        ("/v1/experiments/1/clone", b"application/json", b""),
+    ],
+)
+def test_what_is_cut_off_is_not_taken_for_the_whole(
+    sqlite_api: TestClient, path: str, kind: bytes, come: bytes
+) -> None:
+    """The first lines of a document of YAML are one; a body that may be left out is not left out by who is cut off."""
+    assert sqlite_api.post("/v1/experiments", json=SPEC).status_code == 201
+    messages = chain([{"type": "http.request", "body": come, "more_body": True}], repeat({"type": "http.disconnect"}))
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"testserver"), (b"content-type", kind), (b"content-length", b"900")]
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": path, "query_string": b"", "headers": headers}
+    asyncio.run(sqlite_api.app(scope, receive, send))  # type: ignore[arg-type]
+    assert sent == []
+    assert len(sqlite_api.get("/v1/experiments").json()["items"]) == 1
 
 
 def test_thousands_of_wrong_values_get_a_short_answer(door: TestClient) -> None:
