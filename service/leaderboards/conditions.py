@@ -20,6 +20,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from service.database import FieldIndex, Result, Score, Trial
 from service.errors import FieldProblem, QueryError
 from service.specs.columns import cell_field, default_of
+from service.specs.patterns import NO_NUL, WORDS
 from ttsv.config.fields import OneOf
 from ttsv.config.trial import field_infos
 
@@ -199,6 +200,8 @@ def condition(text: str, where: str = "where", *, field_named: Callable[[str, st
     `field_named` gives the path of the field with a name, by default that of a field that a cell's trials share; or the
     name of what was `MEASURED`, where that may choose.
     """
+    if not re.search(NO_NUL, text):
+        raise QueryError([FieldProblem(where, WORDS[NO_NUL])])
     parts = _FORM.fullmatch(text)
     if parts is None or not parts[3]:
         raise QueryError([FieldProblem(where, f"{text[:100]!r} is no condition: {_HOW}")])

@@ -147,6 +147,15 @@ class TestLists:
         assert found(f"created_before={created}") == [ids[0]]
         assert api.get("/v1/experiments?tag=paper").json()["items"][0]["tags"] == ["paper"]
 
+    @pytest.mark.parametrize("path", ["/v1/trials", "/v1/experiments/1/trials", "/v1/experiments/1/matrix", "/trials"])
+    def test_a_condition_with_a_null_character_is_refused(self, api: TestClient, submit: Submit, path: str) -> None:
+        """PostgreSQL has no text for it: it was an error of the service's there."""
+        submit()
+        for condition in ("dataset=a%00b", "model!=%00", "model in (a, b%00)"):
+            answer = api.get(f"{path}?where={condition}")
+            assert answer.status_code == 422, answer.text
+            assert "without null characters" in answer.text
+
     @pytest.mark.parametrize(
         "instant", ["7", "2026-01-01", "2026-01-01T00:00:00", "0001-01-01T00:00:00%2B23:59", "2026-13-01T00:00:00Z"]
     )

@@ -273,6 +273,7 @@ def test_a_matrix_for_people_and_for_programs(session: Session, tag: str | None)
         ("model=a and b, rank in (2, 4) && lr=1", "3 .*: where=model=a and b&where=rank in .2, 4.&where=lr=1, or"),
         ("seed=0", "rows are means over seeds"),
         ("dataset=digits", "a leaderboard is of one"),
+        ("model=small\0cnn", "must be without null characters"),
         ("accuracy>=0.9", r"rows chosen by it would be the lucky ones; rank by it \(metric=accuracy\)"),
     ],
 )
