@@ -85,9 +85,9 @@ def curves(
 
     Raises `NotFoundError` for a trial that is not there, or not of this project's if one is given.
     """
-    query = select(Trial).where(Trial.id.in_(trial_ids))
+    query = select(Trial).join(Experiment).where(Trial.id.in_(trial_ids), Experiment.deleted_at.is_(None))
     if project_id is not None:
-        query = query.join(Experiment).where(Experiment.project_id == project_id)
+        query = query.where(Experiment.project_id == project_id)
     trials = {trial.id: trial for trial in session.scalars(query)}
     if missing := [trial_id for trial_id in trial_ids if trial_id not in trials]:
         raise NotFoundError(f"there is no trial {missing[0]}")

@@ -104,6 +104,15 @@ def test_no_row_is_read_twice(api: TestClient, trained: int) -> None:
         assert "ix_trials_dataset_cell (dataset=? AND cell=?)" in str(plan)
 
 
+def test_trials_of_a_deleted_experiment_are_not_there(api: TestClient, trained: int) -> None:
+    """As everywhere else, from the moment when it was deleted."""
+    api.post(f"/v1/experiments/{trained}/cancel")
+    assert api.get("/v1/curves?trials=1").status_code == 200
+    assert api.delete(f"/v1/experiments/{trained}").json()["deleted"]
+    assert api.get("/v1/trials/1").status_code == 404
+    assert api.get("/v1/curves?trials=1").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [
