@@ -284,7 +284,8 @@ def _numbers(session: Session, question: MatrixQuestion, kept: Mapping[str, Fiel
     )
     query = query.where(*(one.of(Trial) for one in question.where if kept is None or one.field == "seed"))
     if question.trials is not None:
-        asked = session.execute(select(Trial.dataset, Trial.cell).where(Trial.id.in_(question.trials)).distinct()).all()
+        named = Trial.id.in_(question.trials), Trial.experiment_id == question.experiment_id
+        asked = session.execute(select(Trial.dataset, Trial.cell).where(*named).distinct()).all()
         datasets, names = {row[0] for row in asked}, {row[1] for row in asked}
         query = query.where(Trial.dataset.in_(datasets), Trial.cell.in_(names))  # which an index finds
     found: dict[str, _Cell] = {}

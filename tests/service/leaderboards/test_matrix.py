@@ -306,9 +306,11 @@ class TestApi:
 
 
 def test_another_experiment_s_trials_cannot_be_asked_for(database: Database, grid: Callable[..., int]) -> None:
+    """Not even those of the same cell: whoever may not see them would learn what they are."""
     grid(rank=[2, 4])
     grid(rank=[8, 16])
+    grid(rank=[4, 2])
     with database.read() as session:
-        assert session.get(Experiment, 2) is not None
-        found = patch(session, MatrixQuestion(experiment_id=1, trials=[3, 4]))
+        assert session.get(Experiment, 3) is not None
+        found = patch(session, MatrixQuestion(experiment_id=1, trials=[3, 4, 5, 6]))
     assert found.places.trial == []
