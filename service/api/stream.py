@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from service.api.http.authentication import Reader, Watched
-from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Subscribed
+from service.api.http.dependencies import MAX_ID, Db, ExperimentId, OneId, Subscribed
 from service.api.http.examples import Responses, headers_of
 from service.api.http.problems import RESPONSES
 from service.api.http.responses import progress_out
@@ -64,7 +63,7 @@ def _several(
     who: Reader,
     database: Db,
     experiments: Annotated[
-        list[Annotated[int, Field(ge=1, le=MAX_ID)]] | None,
+        list[OneId] | None,
         Query(alias="experiment", max_length=200, description="Whose progress is wanted; may be repeated."),
     ] = None,
 ) -> _Several:

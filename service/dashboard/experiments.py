@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import MAX_ID, Config, Cursor, Db, ExperimentId
+from service.api.http.dependencies import MAX_ID, Config, Cursor, Db, ExperimentId, OneId
 from service.api.http.query_filters import (
     ExperimentSort,
     ShownFields,
@@ -100,7 +100,7 @@ def listed(
     show: Show,
     who: Reader,
     database: Db,
-    experiment: Annotated[list[int] | None, Query(max_length=_MOST_ROWS)] = None,
+    experiment: Annotated[list[OneId] | None, Query(max_length=_MOST_ROWS)] = None,
 ) -> HTMLResponse:
     """The rows of some experiments, as the list has them."""
     with database.read() as session:
@@ -174,7 +174,7 @@ def changes(
     database: Db,
     shown: ShownFields,
     after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
-    trials: Annotated[list[int] | None, Query(max_length=_MOST_ROWS)] = None,
+    trials: Annotated[list[OneId] | None, Query(max_length=_MOST_ROWS)] = None,
 ) -> HTMLResponse:
     """The parts of a page that changed: the summary, later events, the rows of some trials."""
     with database.read() as session:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 from fastapi.dependencies.models import Dependant
+from pydantic import Field
 
 from service.database.engine import Database
 from service.errors import FieldProblem, QueryError
@@ -54,6 +55,8 @@ FieldNames = Annotated[
         examples=["id,state"],
     ),
 ]
+OneId = Annotated[int, Field(ge=1, le=MAX_ID)]
+"""Of several experiments or trials that a parameter names: no database has a larger number."""
 ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="The experiment's number.")]
 TrialId = Annotated[int, Path(ge=1, le=MAX_ID, description="The trial's number, of all experiments.")]
 

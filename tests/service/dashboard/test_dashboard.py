@@ -808,6 +808,7 @@ class TestErrors:
             ("/submit?preset=nix", 404, "there is no preset"),
             ("/submit?experiment=99", 404, "there is no experiment 99"),
             ("/experiments/x", 422, "experiment_id"),
+            ("/changes?experiment=9223372036854775808", 422, "experiment"),
             ("/?sort=nix", 422, "unknown"),
             ("/leaderboards/digits?metric=nix", 422, "metric"),
             (f"/{HOSTILE}", 404, "there is nothing at"),
