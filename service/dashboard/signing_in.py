@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from service.access.security import Principal
@@ -43,7 +44,8 @@ async def login(request: Request, database: Db, settings: Config) -> Response:
     after = _local(form.get("next", ["/"])[0])
     key = form.get("key", [""])[0].strip()
     try:
-        principal_of(key, database, settings)
+        # In a thread: while the database keeps it waiting, others are answered.
+        await run_in_threadpool(principal_of, key, database, settings)
     except KeyRefusedError as error:
         return _form(after, str(error), status=401)
     response = RedirectResponse(after, status_code=303, headers=HEADERS)

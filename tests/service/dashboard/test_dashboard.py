@@ -3,7 +3,9 @@
 import math
 import re
 import statistics
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from service.dashboard.spec_pages import START
 from service.dashboard.wording import counted
 from service.database import Artifact, Experiment, Protocol, Result, Trial
 from service.database.engine import Database
+from service.errors import KeyRefusedError
 from service.experiments import actions
 from service.main import create_app
 from service.paper.presets import presets
@@ -918,6 +921,26 @@ class TestKeys:
         gone = site.post("/logout", headers={"Origin": "http://testserver"})
         assert gone.headers["location"] == "/login"
         assert site.get("/").status_code == 303
+
+    def test_who_signs_in_while_the_database_takes_its_time_keeps_nobody_waiting(
+        self, site: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked, answered, over = threading.Event(), threading.Event(), threading.Event()
+
+        def slow(*_: object) -> None:
+            asked.set()
+            answered.wait(5)
+            over.set()
+            raise KeyRefusedError("slow")
+
+        monkeypatch.setattr("service.dashboard.signing_in.principal_of", slow)
+        with ThreadPoolExecutor(1) as pool:
+            signing = pool.submit(self.login, site, "x")
+            assert asked.wait(10)
+            assert site.get("/livez").status_code == 200
+            assert not over.is_set()
+            answered.set()
+            assert signing.result().status_code == 401
 
     def test_over_https_it_travels_over_https_alone(self, settings: Settings, make: Callable[..., str]) -> None:
         with TestClient(create_app(settings), base_url="https://testserver", follow_redirects=False) as site:
