@@ -1,5 +1,6 @@
 """Who sends a request, and whether its key allows it: what every route under /v1 depends on."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -15,6 +16,8 @@ from service.api.http.dependencies import Config, Db
 from service.database.engine import Database
 from service.errors import KeyRefusedError, ScopeError
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 COOKIE = "ttsv_key"
 """Where the pages keep a key that was typed in; to change something it serves the pages of this service alone."""
@@ -76,7 +79,11 @@ def principal_of(text: str, database: Database, settings: Settings) -> Principal
     if found is None:
         raise KeyRefusedError("the key is unknown, revoked or expired")
     if mark:
-        database.write(lambda session: keys.mark_used(session, key_id))
+        try:
+            database.write(lambda session: keys.mark_used(session, key_id))
+        except SQLAlchemyError as error:
+            # Where nothing can be stored, as on a standby or a full disk, what there is can still be read.
+            logger.warning("when key %s was used last is not noted: %s", key_id, error)
     return found
 
 

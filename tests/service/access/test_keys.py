@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from service.access import keys
@@ -208,6 +209,21 @@ class TestGuard:
         secret.unlink()  # lost for good
         made = api.post("/v1/keys", json=body).json()["key"]
         assert api.get("/v1/me", headers=bearer(made)).json()["name"] == "grace"
+
+    def test_where_nothing_can_be_stored_what_there_is_is_read(
+        self, settings: Settings, make: Callable[..., str]
+    ) -> None:
+        """When a key was used last is not worth a refusal, as on a standby, or beside a full disk."""
+        application, headers = create_app(settings), bearer(make())
+
+        def read_only(connection: Connection) -> None:
+            on_sqlite = connection.dialect.name == "sqlite"
+            connection.exec_driver_sql("PRAGMA query_only=ON" if on_sqlite else "SET TRANSACTION READ ONLY")
+
+        event.listen(application.state.database.engine, "begin", read_only)
+        with TestClient(application) as client:
+            assert client.get("/v1/experiments", headers=headers).json() == {"items": [], "next": None}
+            assert client.post("/v1/experiments", json=SPEC, headers=headers).status_code == 503
 
     def test_while_the_database_is_away_it_begins(self, tmp_path: Path) -> None:
         """Who starts it again each time would give it up before the database is back."""
