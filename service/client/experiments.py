@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 import httpx2 as httpx
 
 from service.client.connection import Connection, checked, covers, idempotent, of_paper, pause, query
-from service.client.errors import UnreachableError, refusal
+from service.client.errors import UnreachableError, not_understood, refusal
 from service.client.streams import Feed
 from service.schemas.answers import SelectionPage
 from service.schemas.dry_runs import DryRunOut
@@ -242,7 +242,8 @@ class Experiments(Connection):
     ) -> Iterator[ExperimentUpdate | EventOut]:
         """An experiment's progress whenever it changes and, with `events`, each event past number `after` once.
 
-        Ends when the experiment is final. A stream that breaks is taken up where it was, `retries` times in a row.
+        Ends when the experiment is final. A stream that breaks or ends before that is taken up where it was, `retries`
+        times in a row.
         """
         feed = Feed(after)
         path, params = f"{_ROOT}/{experiment_id}/stream", query(events=events)
@@ -267,6 +268,10 @@ class Experiments(Connection):
             except UnreachableError:
                 if failures >= self._retries:
                     raise
+            else:
+                if not feed.ended and failures >= self._retries:
+                    # Something between us answers and lets none of it through: it would do so for ever.
+                    raise not_understood(self.url, ValueError("a stream that ends without a word"))
             if not feed.ended:
                 time.sleep(pause(failures))
                 failures += 1

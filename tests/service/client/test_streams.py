@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,30 @@ class TestStreams:
         timer.start()
         assert [experiment.state for experiment in watched] == ["cancelled"]
         timer.join()
+
+    def test_watching_through_what_swallows_streams(
+        self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a proxy that answers 200 and ends at once: it is not asked for ever."""
+        one = client.submit(ONE).id
+        request = httpx.Client.stream
+
+        @contextmanager
+        def swallowed(self: Any, method: str, path: str, **more: Any) -> Iterator[Any]:
+            if path.endswith("/stream"):
+                yield httpx.Response(200, content=b"", headers={"Content-Type": "text/event-stream"})
+            else:
+                with request(self, method, path, **more) as answer:
+                    yield answer
+
+        monkeypatch.setattr(httpx.Client, "stream", swallowed)
+        with Client(client.url, retries=1) as through:
+            with pytest.raises(UnreachableError, match="a stream that ends without a word"):
+                list(through.follow(one))
+            watched = through.watch(one, every=0.05)
+            assert next(watched).state == "queued"
+            stored.write(lambda session: actions.cancel(session, one))
+            assert [experiment.state for experiment in watched] == ["cancelled"]
 
     def test_there_is_nothing_to_watch(self, client: Client) -> None:
         for items in (client.watch(7), client.follow(7), client.follow_trial_log(7)):
