@@ -235,6 +235,8 @@ def _sqlite(url: URL) -> Engine:
         _patiently(partial(connection.execute, f"PRAGMA journal_mode={journal}"))
         for pragma in PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
+        # SQLite's own knows the letters of ASCII alone; PostgreSQL's knows all.
+        connection.create_function("lower", 1, _lower, deterministic=True)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
@@ -246,6 +248,10 @@ def _sqlite(url: URL) -> Engine:
     if url.database and url.database != ":memory:":
         _hold_to(engine, Path(url.database))
     return engine
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _hold_to(engine: Engine, file: Path) -> None:

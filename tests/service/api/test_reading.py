@@ -147,6 +147,12 @@ class TestLists:
         assert found(f"created_before={created}") == [ids[0]]
         assert api.get("/v1/experiments?tag=paper").json()["items"][0]["tags"] == ["paper"]
 
+    @pytest.mark.parametrize("part", ["ränge", "RÄNGE", "große r"])
+    def test_a_name_is_found_in_upper_and_lower_case(self, api: TestClient, submit: Submit, part: str) -> None:
+        """Whatever its letters are."""
+        submit(name="Große Ränge")
+        assert [one["name"] for one in api.get(f"/v1/experiments?name={part}").json()["items"]] == ["Große Ränge"]
+
     @pytest.mark.parametrize("path", ["/v1/trials", "/v1/experiments/1/trials", "/v1/experiments/1/matrix", "/trials"])
     def test_a_condition_with_a_null_character_is_refused(self, api: TestClient, submit: Submit, path: str) -> None:
         """PostgreSQL has no text for it: it was an error of the service's there."""
