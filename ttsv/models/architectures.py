@@ -156,7 +156,7 @@ def _resnet(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]
     return shapes
 
 
-@network("torchvision:{NAME}", names=(), expression=r"torchvision:(?P<architecture>\w+)")
+@network("torchvision:{NAME}", names=(), expression=r"torchvision:(?P<architecture>\w{1,100})")
 def _torchvision(*, architecture: str, in_channels: int, image_size: int) -> list[ConvShape]:
     """torchvision's own, which no list here describes."""
     fix = "has no list of shapes: its layers are known once it is built (see ttsv.metrics.cost)"

@@ -117,6 +117,17 @@ class TestCreate:
         assert body["detail"].startswith(f"{field}: ")
         assert sqlite_api.get("/v1/experiments").json()["items"] == []
 
+    def test_a_network_s_name_is_no_longer_than_it_can_be_stored(
+        self, api: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without torchvision beside the API nobody knows its names, and PostgreSQL's columns have a width."""
+        for module in ("service.specs.planner", "ttsv.config.trial"):
+            monkeypatch.setattr(f"{module}.has_torchvision", lambda: False)
+        named = {"dataset": "digits", "model": f"torchvision:{'a' * 200}"}
+        problem(api.post("/v1/experiments", json=PLAIN | {"base": named}), 422, "base.model")
+        named["model"] = f"torchvision:{'a' * 100}"
+        assert api.post("/v1/experiments", json=PLAIN | {"base": named}).status_code == 201
+
     @pytest.mark.parametrize("body", ["[]", '"text"', "3", "null", "true"])
     def test_a_body_that_is_no_object(self, sqlite_api: TestClient, body: str) -> None:
         headers = {"Content-Type": "application/json"}
