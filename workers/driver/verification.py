@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 from service.storage import Store, open_kept
@@ -38,17 +40,20 @@ class Verification:
 
     def begin(self, trial_id: int, report: ResultReport, host: str) -> None:
         """Has a result of that host looked at; does not wait."""
-        looking = self._pool.submit(self._verify, trial_id, report, host)
-        self._begun.add(looking)
-        looking.add_done_callback(self._begun.discard)
+        self._do(partial(self._verify, trial_id, report, host))
+
+    def doubt(self, trial_id: int, report: FailureReport) -> None:
+        """Has a trial tried again whose process did not find the data folder, if we do not either; does not wait."""
+        self._do(partial(self._record, trial_id, report))
 
     def wait(self, seconds: float) -> None:
         """Waits until all that were begun are recorded, at most so long."""
         wait(self._begun.copy(), seconds)
 
-    def doubt(self, trial_id: int, report: FailureReport) -> None:
-        """Has a trial tried again whose process did not find the data folder, if we do not either; does not wait."""
-        self._pool.submit(self._record, trial_id, report)
+    def _do(self, work: Callable[[], None]) -> None:
+        looking = self._pool.submit(work)
+        self._begun.add(looking)
+        looking.add_done_callback(self._begun.discard)
 
     def _record(self, trial_id: int, report: FailureReport) -> None:
         there = self._home.seen(Path(self._home.data_dir))
