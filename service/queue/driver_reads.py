@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
-from sqlalchemy import Select, bindparam, exists, func, select
+from sqlalchemy import Select, bindparam, exists, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
 from service.database import Artifact, EpochPoint, Event, Experiment, Trial, TrialState, now
@@ -100,10 +100,13 @@ def model_removed_at(session: Session, trial_id: int) -> datetime | None:
     return session.scalar(select(Artifact.removed_at).where(Artifact.trial_id == trial_id, Artifact.kind == MODEL))
 
 
-def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[tuple[int, int]]:
+def cancelled_trials(
+    session: Session, since: datetime | None = None, lately: datetime | None = None
+) -> Sequence[tuple[int, int]]:
     """The cancelled trials of experiments that became final `since` then (None: ever), with the fence as it is now.
 
-    Whoever runs one again does so under a later fence.
+    Of those that never began, of which a large grid may have thousands, only where it became final `lately` (None:
+    since then). Whoever runs one again does so under a later fence.
     """
     query = (
         select(Trial.id, Experiment.fence)
@@ -112,6 +115,8 @@ def cancelled_trials(session: Session, since: datetime | None = None) -> Sequenc
     )
     if since is not None:
         query = query.where(Experiment.finished_at > since)
+    if lately is not None:
+        query = query.where(or_(Trial.started_at.is_not(None), Experiment.finished_at > lately))
     return [(trial_id, fence) for trial_id, fence in session.execute(query)]
 
 

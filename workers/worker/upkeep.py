@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +27,8 @@ LOOK_SECONDS = 20.0
 RETAIN_SECONDS = 3600.0
 _SWEPT_FOR = timedelta(hours=1)
 """So long an experiment is looked at after it was cancelled, as those who ran it may still write."""
+_BEFORE = timedelta(minutes=1)
+"""So long before a look something may have been cancelled that it did not see yet."""
 ACTOR = "retention"
 
 
@@ -39,7 +41,8 @@ class Upkeep:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database, self._settings = database, settings
         self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
-        self._finished = self._swept = False
+        self._finished = False
+        self._swept_at: datetime | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -86,12 +89,15 @@ class Upkeep:
     def sweep(self) -> None:
         """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it.
 
-        Where that fails the next look is at all of them: the store may be away for longer than they are looked at.
+        Those that never began are looked at once, as in a bucket each look is a request. Where something fails the next
+        look is at all of them: the store may be away for longer than they are looked at.
         """
-        since, self._swept = now() - _SWEPT_FOR if self._swept else None, False
+        moment, before = now(), self._swept_at
+        since, lately = (None, None) if before is None else (moment - _SWEPT_FOR, before - _BEFORE)
+        self._swept_at = None
         try:
             with self._database.read() as session:
-                if cancelled := driver_reads.cancelled_trials(session, since):
+                if cancelled := driver_reads.cancelled_trials(session, since, lately):
                     require_home(session, DataFolder.of(self._settings))
             kept = open_kept(self._settings.data_dir, self._settings.storage)
             for trial_id, fence in cancelled:  # of which some may be retried, and at work again, before their turn
@@ -102,7 +108,7 @@ class Upkeep:
         except OSError as error:
             logger.warning("checkpoints of cancelled trials stay for now: %s", error)
         else:
-            self._swept = True
+            self._swept_at = moment
 
     def remove_orphans(self) -> None:
         """Removes from our data folder what belongs to rows that somebody with another data folder deleted.

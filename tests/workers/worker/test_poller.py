@@ -1190,6 +1190,39 @@ def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab) -> None:
     assert not folders[later].exists()
 
 
+def test_cancelled_trials_that_never_began_are_looked_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket each is a request, every twenty seconds, and of a large grid there are thousands."""
+    looked_at = list[int]()
+    monkeypatch.setattr(
+        "workers.worker.upkeep.remove_checkpoints", lambda _store, number, _fence: looked_at.append(number)
+    )
+    upkeep = Upkeep(Settings(data_dir=lab.data_dir), lab.database)
+    upkeep.sweep()
+
+    def cancelled() -> tuple[int, int]:
+        """A trial that had begun, and one that had not."""
+        experiment_id = lab.post([0, 1])
+        lease = _claim(lab, "worker", None)
+        begun, other = (trial.id for trial in lab.trials(experiment_id))
+        lab.database.write(under(lease, HeldExperiment.start_trial, begun))
+        lab.database.write(lambda session: actions.cancel(session, experiment_id))
+        return begun, other
+
+    def looks() -> set[int]:
+        looked_at.clear()
+        upkeep.sweep()
+        return set(looked_at)
+
+    first, second = cancelled()
+    assert looks() == {first, second}
+    moment = now() + timedelta(minutes=5)
+    monkeypatch.setattr("workers.worker.upkeep.now", lambda: moment)
+    assert looks() == {first, second}  # the look before began just after they were cancelled
+    assert looks() == {first}
+    moment += timedelta(minutes=56)
+    assert looks() == set()
+
+
 def test_what_was_cancelled_while_the_store_was_away_goes_when_it_is_back(lab: Lab, tmp_path: Path) -> None:
     """However long that was: an empty folder is there in its place, in which there is nothing to remove."""
     mount, disk = tmp_path / "store", tmp_path / "disk"
