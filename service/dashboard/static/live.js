@@ -228,7 +228,8 @@ function listenOn(progress, reading) {
 function ofExperiment() {
   const stale = new Set();
   let told = 0; // the newest event that the stream told of
-  const listed = location.href; // the list stays of what it was asked for, whatever is chosen of the matrix later
+  // The list stays of what it was asked for, whatever is chosen of the matrix later.
+  const listed = location.href;
   const rows = throttled(() => refresh("#trials", listed), WHOLE);
   const soon = throttled(async () => {
     const query = new URLSearchParams({ after: newest });
