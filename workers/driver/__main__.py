@@ -73,9 +73,9 @@ class Driver:
     """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes.
 
     The worker says on standard input how many trials may run: lines of JSON, `slots` that may begin, none of them on a
-    node that is `shunned`, and `most` that may go on, on some nodes no more than are `staying` there. A driver that may
-    run none, and runs none, gives the experiment back after a while. A search is unfinished until as many trials were
-    made as it was asked for, or there is no other.
+    node that is `shunned`, and `most` that may go on, on some nodes no more than are `staying` there. Of the slots some
+    are for those `besides`, on nodes that are `unfit`. A driver that may run none, and runs none, gives the experiment
+    back after a while. A search is unfinished until as many trials were made as it was asked for, or there is no other.
     """
 
     def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
@@ -152,7 +152,7 @@ class Driver:
             said = True
             share = json.loads(line)
             logger.info("%d trials may run now", share["slots"])
-            slots.set(share["slots"], share.get("shunned", ()))
+            slots.set(share["slots"], share.get("shunned", ()), share.get("besides", 0), share.get("unfit", ()))
             passes.allow(share["most"], share.get("staying", {}))
         if not said:
             slots.unlimited()

@@ -5,7 +5,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -47,11 +47,13 @@ class Slots:
 
     The nodes (ids of Ray) that are `shunned` are those on which none may begin: as the worker says, and for a while
     those where trials in a row were hindered, be it the node's doing or theirs. That costs nobody a place: who waits
-    for a node has none.
+    for a node has none. Some are for trials `besides`, those that go on where a node is `unfit` by now: as these end,
+    none has their places on the other nodes before the worker says so.
     """
 
     def __init__(self) -> None:
-        self._count = 0
+        self._all, self._besides = 0, 0
+        self._unfit: Collection[str] = ()
         self._shunned: tuple[str, ...] = ()
         self._hindering: dict[str, float] = {}
         """When a node's next trial may begin that hindered its last one."""
@@ -80,19 +82,27 @@ class Slots:
 
     @property
     def count(self) -> int:
-        """So many."""
-        return self._count
+        """So many, but for those besides."""
+        return max(0, self._all - self._besides)
 
     @property
     def limited(self) -> bool:
         """Whether a worker says how many."""
-        return self._count != sys.maxsize
+        return self._all != sys.maxsize
 
-    def set(self, count: int, shunned: Iterable[str] = ()) -> None:
+    def set(self, count: int, shunned: Iterable[str] = (), besides: int = 0, unfit: Iterable[str] = ()) -> None:
         """The worker decided anew."""
         with self._changed:
-            self._count, self._shunned = count, tuple(shunned)
+            self._all, self._shunned = count, tuple(shunned)
+            self._besides, self._unfit = besides, frozenset(unfit)
             self._changed.notify_all()
+
+    def has_room(self, at_work: Collection[str], nodes: Mapping[str, str]) -> bool:
+        """Whether one more may begin beside those at work, of which these are on `nodes` that are known."""
+        with self._changed:
+            if not self._besides:  # nearly always: nobody counts a thousand whenever one of them reports
+                return len(at_work) < self._all
+            return len(at_work) < self._all and sum(nodes.get(one) not in self._unfit for one in at_work) < self.count
 
     def unlimited(self) -> None:
         """Nobody decides: a driver that was started by hand."""
@@ -101,7 +111,7 @@ class Slots:
     def wait(self, seconds: float) -> bool:
         """Waits until there is one, at most so long; whether there is."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._count > 0, seconds)
+            return self._changed.wait_for(lambda: self.count > 0, seconds)
 
 
 class Feed(Searcher):
@@ -172,7 +182,7 @@ class Feed(Searcher):
                 self._settling.wait_for(lambda: not self._taken, LOOK_SECONDS)
             if self._lost:
                 return None  # it comes before all that never began, as soon as its loss is stored
-        if len(self._at_work) >= self._slots.count:
+        if not self._has_room():
             return None if self._at_work else Searcher.FINISHED
         if self._clearing is not None:
             return None  # a card is being cleared for it
@@ -235,13 +245,16 @@ class Feed(Searcher):
         """Has Tune keep a process that is free only where it may have another trial: it holds its place meanwhile."""
         if self._cache is not None:
             more = not (self._empty or self._stopped.is_set())
-            self._cache._may_keep_one = more and len(self._at_work) < self._slots.count
+            self._cache._may_keep_one = more and self._has_room()
 
     def save(self, checkpoint_path: str) -> None:
         """Saves nothing: the rows say what is to be run."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Restores nothing."""
+
+    def _has_room(self) -> bool:
+        return self._slots.has_room(self._at_work, self._nodes)
 
     def _look(self, trial_id: str) -> Job | None:
         """The next job. Where there was none, or no answer, none is looked for at once, unless something was settled.

@@ -59,17 +59,27 @@ class Driver:
     _next: bytes = b""
 
     def tell(
-        self, slots: int, most: int, shunned: Sequence[str] = (), staying: Mapping[str, int] | None = None
+        self,
+        slots: int,
+        most: int,
+        shunned: Sequence[str] = (),
+        staying: Mapping[str, int] | None = None,
+        *,
+        besides: int = 0,
+        unfit: Sequence[str] = (),
     ) -> None:
         """Says how many trials may begin, on which nodes none may, and how many may go on, where that is news.
 
-        `staying`: how many at most on which nodes. It waits for nobody: what a driver that stands still has no room for
-        is said once it has, the newest alone.
+        `staying`: how many at most on which nodes. `besides`: so many of the slots are for trials on nodes that are
+        `unfit`. It waits for nobody: what a driver that stands still has no room for is said once it has, the newest
+        alone.
         """
-        where = ({"shunned": list(shunned)} if shunned else {}) | ({"staying": dict(staying)} if staying else {})
-        share = json.dumps({"slots": slots, "most": most} | where)
-        if self.told != share:
-            self.told, self._next = share, f"{share}\n".encode()
+        share: dict[str, object] = {"slots": slots, "most": most}
+        share |= ({"shunned": list(shunned)} if shunned else {}) | ({"staying": dict(staying)} if staying else {})
+        share |= {"besides": besides, "unfit": list(unfit)} if besides else {}
+        line = json.dumps(share)
+        if self.told != line:
+            self.told, self._next = line, f"{line}\n".encode()
         self._say()
 
     def _say(self) -> None:

@@ -135,7 +135,8 @@ class Scheduler:
             if (driver := drivers.get(number)) is not None:
                 besides = one.demand.running - fitting.demand.running
                 most = keeping[number] + besides if number in keeping else sys.maxsize
-                driver.tell(min(slots + besides, one.demand.trials), most, shunned, decision.staying.get(number))
+                all_slots, staying = min(slots + besides, one.demand.trials), decision.staying.get(number)
+                driver.tell(all_slots, most, shunned, staying, besides=besides, unfit=unfit)
             elif slots and len(self._drivers) < self._most:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed and one.rests_until is None:

@@ -116,6 +116,25 @@ class TestSlots:
         slots.unlimited()
         assert slots.count > 10**9
 
+    def test_what_ends_on_a_node_that_fits_no_more_leaves_no_place_on_the_others(self) -> None:
+        """Others may have these: it is for the worker to say how many there are now."""
+        table = Table(9, slots=2)
+        assert [table.suggest(name) for name in "ab"] == [1, 2]
+        for name, node in (("a", "bad"), ("b", "good")):
+            table.feed.on_trial_result(name, {"report": StartedReport("gpu1", [], node=node)})
+        table.slots.set(2, ["bad"], besides=1, unfit=["bad"])
+        table.end("a", 1)
+        assert table.suggest("c") is None
+        table.slots.set(3, ["bad"], besides=1, unfit=["bad"])  # said before it was heard of that end
+        assert [table.suggest(name) for name in "cd"] == [3, None]
+        table.slots.set(1, ["bad"], besides=1, unfit=["bad"])
+        table.end("b", 2)
+        table.end("c", 3)
+        assert table.suggest("d") == FINISHED
+        assert not table.slots.wait(0.01)
+        table.slots.set(1, ["bad"])
+        assert table.suggest("d") == 4
+
 
 def test_a_trial_is_told_where_it_must_not_begin() -> None:
     table = Table(3, slots=3)

@@ -574,6 +574,26 @@ class TestPlaces:
         rig.turn_until(lambda: self.told(lab, grid)["slots"] == 1)
         rig.worker._drain()
 
+    def test_what_runs_on_a_node_that_fits_no_more_is_told_apart(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As these end, none of the experiment may begin on the node that is left, which another has all of."""
+        here, gone = self.NODES
+        grid = lab.post([0, 1, 2, 3], resources={"gpus": 1})
+        seen = [here, gone]
+        rig = Rig(lab, ECHO)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: seen)
+        rig.turn_until(lambda: self.told(lab, grid).get("slots") == 4)
+        self.place(lab, grid, "gpu2, GPU 0", "gpu2, GPU 1")
+        urgent = lab.post([10, 11], resources={"gpus": 1}, priority=5)
+        seen[1] = dataclasses.replace(gone, problem="its clock is ahead")
+        rig.turn_until(lambda: self.told(lab, urgent).get("slots") == 2 and self.told(lab, grid)["slots"] == 2)
+        assert (self.told(lab, grid)["besides"], self.told(lab, grid)["unfit"]) == (2, [gone.id])
+        seen[1] = gone
+        rig.turn_until(lambda: "shunned" not in self.told(lab, grid))
+        assert self.told(lab, grid).keys() == {"slots", "most"}
+        rig.worker._drain()
+
     def beside_another(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Rig]:
         """An experiment of ours that could use four cards, of which another worker's has three."""
         theirs = lab.post([0, 1, 2], resources={"gpus": 1})
