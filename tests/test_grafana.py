@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.orm import Session
 
 from service.database.engine import Database
-from service.queue import nodes
+from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
+from service.queue.trials import hold
 from service.specs.states import ExperimentState, NodeState, TrialState
 
 ROOT = Path(__file__).parent.parent
@@ -31,12 +33,23 @@ def questions() -> list[str]:
 
 @pytest.fixture
 def served(sqlite_api: TestClient, sqlite_url: str) -> dict[str, set[str]]:
-    """Name of a sample -> its labels, of all that the service serves where there is a node with a GPU."""
+    """Name of a sample -> its labels, of all that the service serves where a trial runs on a node with a GPU."""
     versions = Versions(package="0.1.0", python="3.11.9", ray="2.60.0", torch="2.15.0")
     machine = Machine(versions, (Gpu("L4", 22.5),), memory_gib=64, free_disk_gib=100, bf16=True, clock_seconds=0.5)
     node = Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=1, memory_gib=10, machine=machine)
+    spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}}
+    sqlite_api.post("/v1/experiments", json=spec).raise_for_status()
+
+    def run(session: Session) -> None:
+        nodes.record(session, "worker", [node])
+        lease = leases.claim(session, "worker", None)
+        assert lease is not None
+        with hold(session, lease) as held:
+            held.start_trial(1)
+            held.place_trial(1, "one, GPU 0")
+
     with closing(Database(sqlite_url)) as database:
-        database.write(lambda session: nodes.record(session, "worker", [node]))
+        database.write(run)
     sqlite_api.get("/livez")
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(sqlite_api.get("/metrics").text):

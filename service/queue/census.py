@@ -38,7 +38,8 @@ class Census:
 
     `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such; they, `lost_leases` and
     `succeeded` have those of deleted experiments. `waiting` are experiments that run nothing, by the class of their
-    reason (`WAITING`); `at_work` trials that run, by node.
+    reason (`WAITING`); `at_work` trials that run, by node, and `since` by node and experiment when the first of them
+    began.
     """
 
     experiments: Mapping[ExperimentState, int]
@@ -51,6 +52,7 @@ class Census:
     nodes: Sequence[ClusterNode]
     waiting: Mapping[str, int]
     at_work: Mapping[str, int]
+    since: Mapping[str, Mapping[int, datetime]]
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
     for reason, misfit, count in session.execute(why.group_by(Experiment.waiting, unfit)):
         reasons[waiting_for(reason or "", unfit=misfit)] += count
     rows = nodes.listed(session, _MOST_NODES)
+    running = nodes.running_on(session, rows, project_id)
     seen = select(func.count()).where(Worker.seen_at >= now() - HEARD_WITHIN)
     return Census(
         experiments=experiments,
@@ -173,5 +176,15 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
         workers=session.scalar(seen) or 0,
         nodes=rows,
         waiting=reasons,
-        at_work={node: len(trials) for node, trials in nodes.running_on(session, rows, project_id).items()},
+        at_work={node: len(trials) for node, trials in running.items()},
+        since={node: _first_began(trials) for node, trials in running.items()},
     )
+
+
+def _first_began(trials: Sequence[nodes.AtWork]) -> Mapping[int, datetime]:
+    """Experiment -> when the first of its trials began, of these."""
+    found: dict[int, datetime] = {}
+    for trial in trials:
+        if trial.since is not None:
+            found[trial.experiment_id] = min(trial.since, found.get(trial.experiment_id, trial.since))
+    return found

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.authentication import Reader
 from service.api.http.problems import problem
-from service.database import ClusterNode
 from service.database.engine import Database
 from service.queue import nodes
 from service.queue.census import Census, take_census
@@ -108,7 +107,7 @@ class _DatabaseCollector(Collector):
         for reason, count in census.waiting.items():
             waiting.add_metric([reason], count)
         yield waiting
-        yield from _nodes(census.nodes, census.at_work)
+        yield from _nodes(census)
 
     def _newest(self) -> Census | None:
         with self._lock:
@@ -122,31 +121,40 @@ class _DatabaseCollector(Collector):
             return self._census
 
 
-def _nodes(rows: Sequence[ClusterNode], at_work: Mapping[str, int]) -> Iterable[Metric]:
-    """How many nodes there are by state, and of those that are there what they have."""
+def _nodes(census: Census) -> Iterable[Metric]:
+    """How many nodes there are by state, and of those that are there what they have, and what runs there since when."""
     by_state = GaugeMetricFamily(
         "ttsv_nodes", "Nodes by state; what left or was refused counts a day.", labels=["state"]
     )
     for state in NodeState:
-        by_state.add_metric([state.value], sum(row.state is state for row in rows))
+        by_state.add_metric([state.value], sum(row.state is state for row in census.nodes))
     yield by_state
     whose = ["node", "host"]
     cpus = GaugeMetricFamily("ttsv_node_cpus", "CPUs that a node gives to trials.", labels=whose)
     gpus = GaugeMetricFamily("ttsv_node_gpus", "GPUs that a node gives to trials.", labels=whose)
+    joined = GaugeMetricFamily("ttsv_node_joined_seconds", "When a node joined, as Unix time.", labels=whose)
     running = GaugeMetricFamily("ttsv_node_running_trials", "Trials that run on a node.", labels=whose)
+    since = GaugeMetricFamily(
+        "ttsv_node_running_since_seconds",
+        "When the first of an experiment's trials began that run on a node, as Unix time.",
+        labels=[*whose, "experiment"],
+    )
     memory = GaugeMetricFamily("ttsv_node_memory_bytes", "Memory that a node gives to trials.", labels=whose)
     disk = GaugeMetricFamily("ttsv_node_free_disk_bytes", "What a node's disk has left.", labels=whose)
     clock = GaugeMetricFamily(
         "ttsv_node_clock_seconds", "How far a node's clock is ahead of its worker's.", labels=whose
     )
     gpu_memory = GaugeMetricFamily("ttsv_node_gpu_memory_bytes", "Memory of a GPU.", labels=[*whose, "gpu", "name"])
-    for row in rows:
+    for row in census.nodes:
         if row.state is not NodeState.ALIVE:
             continue
         labels = [row.id, row.host]
+        joined.add_metric(labels, row.joined_at.timestamp())
         cpus.add_metric(labels, row.cpus)
         gpus.add_metric(labels, row.gpus)
-        running.add_metric(labels, at_work.get(row.id, 0))
+        running.add_metric(labels, census.at_work.get(row.id, 0))
+        for experiment_id, began in census.since.get(row.id, {}).items():
+            since.add_metric([*labels, str(experiment_id)], began.timestamp())
         memory.add_metric(labels, row.memory_gib * 2**30)
         if (machine := nodes.machine_of(row)) is None:
             continue
@@ -155,7 +163,7 @@ def _nodes(rows: Sequence[ClusterNode], at_work: Mapping[str, int]) -> Iterable[
             clock.add_metric(labels, machine.clock_seconds)
         for number, gpu in enumerate(machine.gpus):
             gpu_memory.add_metric([*labels, str(number), gpu.name], gpu.memory_gib * 2**30)
-    yield from (cpus, gpus, running, memory, disk, clock, gpu_memory)
+    yield from (joined, cpus, gpus, running, since, memory, disk, clock, gpu_memory)
 
 
 class RequestObserver:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event, update
 from sqlalchemy.orm import Session
 
@@ -174,7 +175,17 @@ def test_the_api_says_what_runs_where(api: TestClient, database: Database) -> No
     assert [(trial["id"], trial["place"], trial["experiment_id"]) for trial in other["trials"]] == [
         (1, "two, GPU 0", posted["id"])
     ]
-    assert other["trials"][0]["since"] is not None
+    began = datetime.fromisoformat(other["trials"][0]["since"]).timestamp()
+    joined = datetime.fromisoformat(other["joined_at"]).timestamp()
+    told = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(api.get("/metrics").text)
+        for sample in family.samples
+        if sample.labels.get("node") == OTHER.id
+    }
+    where = {"host": "two", "node": OTHER.id}
+    assert told["ttsv_node_joined_seconds"] == (where, joined)
+    assert told["ttsv_node_running_since_seconds"] == ({**where, "experiment": str(posted["id"])}, began)
     assert api.get("/v1/trials/1").json()["node"] == "two, GPU 0"
 
 
