@@ -80,12 +80,12 @@ def data_sync(
     from ttsv.errors import TrialError
     from workers.cli.nodes import head_address
     from workers.node.depot.data_sets import bring_data_set
-    from workers.node.raylet import token_environment
+    from workers.node.raylet import token_environment, token_problem
     from workers.node.scratch import node_data
 
     settings, address = Settings(), head_address(head)
-    if not token_file.is_file():
-        raise UserError(f"{token_file}: no such file; copy the file `token` of the head's data folder here")
+    if (words := token_problem(token_file)) is not None:
+        raise UserError(words)
     os.environ.update(token_environment(token_file.absolute()))
     from workers.node.depot.remote import join_head  # brings Ray, which reads the environment when it is imported
 

@@ -28,6 +28,7 @@ from workers.node.raylet import (
     server_ports,
     taken_port,
     token_environment,
+    token_problem,
 )
 from workers.node.scratch import NODE_DATA, node_data, remove_abandoned
 
@@ -76,8 +77,8 @@ class Membership:
 
     def run(self) -> None:
         """Stays a node until SIGTERM or Ctrl-C, and leaves nothing behind. Raises `UserError` where it is refused."""
-        if not self._token.is_file():
-            raise UserError(f"{self._token}: no such file; copy the file `token` of the head's data folder here")
+        if (words := token_problem(self._token)) is not None:
+            raise UserError(words)
         previous = signal.signal(signal.SIGTERM, _leave)
         try:
             while True:
@@ -218,6 +219,8 @@ class Membership:
         return False
 
     def _probe(self, name: str) -> Verdict:
+        if (words := token_problem(self._token)) is not None:  # it was there when we began
+            return Verdict(Outcome.UNANSWERED, words)
         try:
             return self._probed(name)
         except OSError as error:  # no process can be started now: no reason to end those that are at work

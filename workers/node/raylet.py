@@ -156,6 +156,21 @@ def token_environment(token: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
+def token_problem(token: Path) -> str | None:
+    """In words why a copy of the cluster's token is of no use, with what mends it; None where Ray can read one.
+
+    Ray itself would end whichever process reads it, by a traceback of its own.
+    """
+    try:
+        wrong = None if token.read_bytes().strip() else "is empty"
+    except FileNotFoundError:
+        return f"{token}: no such file; copy the file `token` of the head's data folder here"
+    except OSError as error:
+        wrong = f"cannot be read ({error.strerror})"
+    fix = "copy the file `token` of the head's data folder here, for this user to read"
+    return None if wrong is None else f"{token} {wrong}: {fix}"
+
+
 def port_options(ports: range) -> dict[str, int]:
     """Options of `ray start` by which other machines need no more than these ports of this one: two, and one a process.
 

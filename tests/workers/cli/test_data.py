@@ -169,6 +169,14 @@ def test_what_is_waited_for_is_said_until_a_file_comes(monkeypatch: pytest.Monke
     assert "the head reads it" not in shown
 
 
+def test_a_token_that_is_of_no_use_is_said(tmp_path: Path) -> None:
+    """Ray would end the process that reads it."""
+    (tmp_path / "token").touch()
+    result = data("sync", "--head", "127.0.0.1:1", "--token-file", str(tmp_path / "token"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"ttsv: {tmp_path / 'token'} is empty: copy the file `token` of the head's")
+
+
 def test_a_head_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("x")
     with socket.create_server(("127.0.0.1", 0)) as free:

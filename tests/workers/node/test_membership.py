@@ -407,6 +407,17 @@ def test_without_a_token(tmp_path: Path) -> None:
         Membership("head:6379", tmp_path / "nothing", Offer(1, 0)).run()
 
 
+def test_with_a_token_that_ray_would_end_over(tmp_path: Path) -> None:
+    """It is said before any part of Ray reads it, which ends the process that does, and again and again."""
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(UserError, match=r"token is empty: copy the file `token` .* for this user to read"):
+        Membership("head:6379", tmp_path / "token", Offer(1, 0)).run()
+    with pytest.raises(UserError, match=r"cannot be read \(Is a directory\): copy the file `token`"):
+        Membership("head:6379", tmp_path, Offer(1, 0)).run()
+    verdict = Membership("head:6379", tmp_path / "token", Offer(1, 0), probe=("false",))._probe("name")
+    assert (verdict.outcome, "token is empty" in verdict.words) == (Outcome.UNANSWERED, True)
+
+
 class TestProbe:
     def probe(self, tmp_path: Path, code: str) -> Verdict:
         (tmp_path / "token").write_text("x")
