@@ -77,10 +77,15 @@ def _ray_version() -> Iterator[Finding]:
 
 def _token(path: Path) -> Iterator[Finding]:
     try:
-        mode = path.stat().st_mode
+        status = path.stat()
     except OSError:  # it is made when a worker starts
         return
-    if mode & 0o077:
+    if not status.st_size:
+        says = f"{path} is empty, which ends Ray: no trial can run"
+        yield _ray.wrong(
+            says, f"rm {quote(str(path))}  # a worker makes another when it starts; a node needs a copy of its head's"
+        )
+    elif status.st_mode & 0o077:
         says = f"{path} can be read by other users, who could run programs as you on the worker's cluster"
         yield _ray.wrong(says, f"chmod 600 {quote(str(path))}")
 

@@ -563,12 +563,14 @@ class TestRay:
 
     def test_token(self, machine: Path) -> None:
         (machine / "token").touch(0o600)
+        is_wrong(self.look(machine), "token is empty, which ends Ray", f"rm {machine / 'token'}  # a worker makes")
+        (machine / "token").write_text("x")
         assert worst(self.look(machine)) is Status.OK
         (machine / "token").chmod(0o640)
         is_wrong(self.look(machine), "token can be read by other users", f"chmod 600 {machine / 'token'}")
 
     def test_the_token_of_a_node(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (machine / "copy").touch(0o600)
+        (machine / "copy").write_text("x")
         (machine / "copy").chmod(0o604)
         monkeypatch.setenv("TTSV_TOKEN_FILE", str(machine / "copy"))
         is_wrong(self.look(machine), "copy can be read by other users", f"chmod 600 {machine / 'copy'}")
