@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ FORMAT = 2
 IMAGES, LABELS = "images.npy", "labels.npy"
 _CHUNK = 4096
 _SEAL = "note_sha256"
+_LEFT = re.compile(r"[^.]+|json\.[0-9]+")
+"""What stands behind a set's name where a folder, or a note, is in the making."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +212,18 @@ def locked(name: str, folder: Path) -> Iterator[None]:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{file_name(name)}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            for left in cache.glob(f".{file_name(name)}.*"):  # by a process that was killed
+            for left in _leftovers(name, cache):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield
+
+
+def _leftovers(name: str, cache: Path) -> list[Path]:
+    """What a process that was killed left of a set: a folder, or a note that was being written.
+
+    Names may have dots: what another process makes of `mine.small` meanwhile begins as what is of `mine` does.
+    """
+    own = f".{file_name(name)}."
+    return [path for path in cache.glob(f"{own}*") if _LEFT.fullmatch(path.name.removeprefix(own))]
 
 
 @contextmanager

@@ -279,6 +279,19 @@ def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
     assert not [path for path in (folder / "cache").iterdir() if path.name.startswith(".")]
 
 
+def test_what_is_in_the_making_of_another_set_stays(folder: Path) -> None:
+    """Its name may begin as this one's does."""
+    note = folder / "cache" / ".npz-mine.json.7"
+    note.parent.mkdir()
+    note.write_text("half")
+    with shared.locked("npz:mine.small", folder):
+        made = [note.with_name(f".npz-mine.small.{rest}") for rest in ("x1y2", "json.7")]
+        made[0].mkdir()
+        made[1].touch()
+        load_dataset(NAME, folder.parent)
+        assert ([path.exists() for path in made], note.exists()) == ([True, True], False)
+
+
 def test_the_disk_refusing_is_bad_data(folder: Path) -> None:
     (folder / "cache").write_text("a file where a folder has to be")
     with pytest.raises(DataError, match=f"data set 'npz:mine': {folder} cannot be used"):
