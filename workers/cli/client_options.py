@@ -69,10 +69,11 @@ _OPTIONS: Mapping[str, Any] = {"url": _URL, "key": _KEY}
 
 
 def console() -> "Console":
-    """The terminal; wide enough for everything where it is none."""
+    """The terminal; wide enough for everything where it is none. What people named is no markup, whatever it says."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=max(Console().width, 160))
+    width = None if sys.stdout.isatty() else max(Console().width, 160)
+    return Console(width=width, markup=False, emoji=False)
 
 
 def print_json(value: "BaseModel | Sequence[BaseModel]") -> None:

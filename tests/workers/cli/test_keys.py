@@ -37,6 +37,19 @@ def test_people_have_weights_and_one_at_first(keys: Keys) -> None:
     ]
 
 
+@pytest.mark.parametrize(("project", "owner"), [("[vision] team", "ada [gpu]"), ("a:fire:b", "x[/y]")])
+def test_names_in_a_terminal_are_no_markup(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, project: str, owner: str
+) -> None:
+    assert keys("create", project, "--owner", owner).exit_code == 0
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    listed, people = keys("ls"), keys("people", project)
+    assert (listed.exit_code, people.exit_code) == (0, 0), (listed.exception, people.exception)
+    assert project in listed.stdout
+    assert owner in listed.stdout
+    assert owner in people.stdout
+
+
 @pytest.mark.parametrize(
     ("code", "says", "command"),
     [
