@@ -31,17 +31,17 @@ def export(
     """Copy an experiment's results into a CSV file, a folder of models, or MLflow."""
     if csv is None and models is None and mlflow is None:
         raise typer.BadParameter("say where to: --csv FILE, --models FOLDER or --mlflow URI")
+    printed = is_standard_output(csv)  # then nothing else may stand there
     if csv is not None:
         _write_csv(client, experiment_id, csv)
     if models is not None:
-        _fetch_models(client, experiment_id, models)
+        _fetch_models(client, experiment_id, models, aside=printed)
     if mlflow is not None:
         from workers.cli.mlflow import export_experiment
 
         done = export_experiment(client, experiment_id, mlflow, attach=attach or ())
-        typer.echo(
-            f"MLflow experiment {done.name!r}: {done.created} runs made, {done.updated} updated, {done.same} same"
-        )
+        said = f"MLflow experiment {done.name!r}: {done.created} runs made, {done.updated} updated, {done.same} same"
+        typer.echo(said, err=printed)
 
 
 def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
@@ -61,7 +61,8 @@ def _cell(value: Any) -> str | int | float | bool | None:
     return json.dumps(list(value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _fetch_models(client: "Client", experiment_id: int, folder: Path) -> None:
+def _fetch_models(client: "Client", experiment_id: int, folder: Path, *, aside: bool) -> None:
+    """What came of it is said on standard output, or `aside`, on standard error."""
     count = evaluating = without = 0
     folder.mkdir(parents=True, exist_ok=True)
     for trial in client.trials(experiment_id, state="succeeded"):
@@ -71,7 +72,7 @@ def _fetch_models(client: "Client", experiment_id: int, folder: Path) -> None:
         count += len(models)
         evaluating += not models and trial.source_trial_id is not None
         without += not models and trial.source_trial_id is None
-    typer.echo(f"{count} models are in {folder}")
+    typer.echo(f"{count} models are in {folder}", err=aside)
     if evaluating:
         typer.echo(f"ttsv: note: {evaluating} trials evaluate models of others, and left none", err=True)
     if without:

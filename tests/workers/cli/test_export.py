@@ -95,6 +95,12 @@ def test_models(export: Callable[..., Result], tmp_path: Path) -> None:
     assert (tmp_path / "models" / "trial-1-model.safetensors").read_bytes() == b"weights"
 
 
+def test_csv_that_is_printed_stands_alone(export: Callable[..., Result], tmp_path: Path) -> None:
+    done = export("--csv", "-", "--models", tmp_path / "models")
+    assert done.stdout == export("--csv", "-").stdout
+    assert "1 models are in" in done.stderr
+
+
 def test_models_that_are_not_there_are_counted(export: Callable[..., Result], stored: Database, tmp_path: Path) -> None:
     assert export("--models", tmp_path / "models").stderr == ""
     stored.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
