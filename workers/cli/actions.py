@@ -94,7 +94,8 @@ def reevaluate(
     for path, text in map(_split, values):
         if path in evaluation:
             raise UserError(f"{path} is given twice: an evaluation has one value of it")
-        evaluation[path] = _value(path, text)
+        several = _list(path, text)
+        evaluation[path] = several if len(several) > 1 else _value(path, text)
     _say_drafted(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 
@@ -207,7 +208,9 @@ def _split(text: str) -> tuple[str, str]:
 def _list(path: str, text: str) -> list[Any]:
     """`3,4` or `[3, 4]`: values as in JSON; a word that is no JSON is itself."""
     whole = _value(path, text)
-    return whole if isinstance(whole, list) else [_value(path, part) for part in text.split(",")]
+    if isinstance(whole, list):
+        return whole
+    return [_value(path, part) for part in text.split(",")] if whole is text else [whole]
 
 
 def _value(path: str, text: str) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from service.client import Client
+from service.schemas.experiments import NewExperimentOut
 from workers.cli.__main__ import app
 
 Run = Callable[..., Result]
@@ -69,6 +70,22 @@ def test_warnings_are_said_of_what_is_made_of_an_experiment(run: Run, server: st
         client.submit({**SPEC, "base": {**SPEC["base"], "delta": 1.0}})
     for command in (("clone", 1), ("extend", 1, "seed=7")):
         assert run(*command).stderr.startswith("ttsv: warning: delta has an effect in no trial")
+
+
+def test_values_with_commas_between_are_a_list(run: Run, experiment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = dict[str, Any]()
+
+    def reevaluate(client: Client, number: int, evaluation: dict[str, Any], *, name: str | None) -> NewExperimentOut:
+        asked.update(evaluation)
+        return client.clone(number, name=name)
+
+    monkeypatch.setattr(Client, "reevaluate", reevaluate)
+    run("reevaluate", experiment, "radii=0.1,2e-1", "attack=pgd", "attack_eps=0.25", "certified=true")
+    run("reevaluate", experiment, "lipschitz=[1]", 'attack_norm="L2,Linf"')
+    assert asked == {
+        **{"radii": [0.1, 0.2], "attack": "pgd", "attack_eps": 0.25, "certified": True},
+        **{"lipschitz": [1], "attack_norm": "L2,Linf"},
+    }
 
 
 def test_for_scripts(run: Run, experiment: int) -> None:
