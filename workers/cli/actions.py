@@ -175,7 +175,7 @@ def events(
         # What was deleted has events no more, and is named by the one that tells of it.
         number = event.experiment_id or event.detail.get("experiment")
         about = f" (experiment {number}" + (f", trial {event.trial_id})" if event.trial_id else ")") if number else ""
-        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind}{about} {json.dumps(event.detail)}")
+        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S} UTC  {event.actor}: {event.kind}{about} {json.dumps(event.detail)}")
 
 
 def _say_drafted(experiment: "NewExperimentOut", as_json: bool, quiet: bool = False) -> None:

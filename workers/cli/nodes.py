@@ -118,7 +118,7 @@ def _show(found: "list[NodeOut]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("host", "state", "since", "CPUs", "GPUs", "memory GiB", "GPU models", "runs trials", box=None)
+    table = Table("host", "state", "since (UTC)", "CPUs", "GPUs", "memory GiB", "GPU models", "runs trials", box=None)
     table.add_column("problem", max_width=_PROBLEM_WIDTH, overflow="fold")
     moment = datetime.now(UTC)
     for one in found:

@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 def experiments_table(experiments: list[ExperimentOut]) -> Table:
     """One line per experiment."""
-    table = Table("id", "name", "state", "trials", "done", "best validation accuracy", "created")
+    table = Table("id", "name", "state", "trials", "done", "best validation accuracy", "created (UTC)")
     for experiment in experiments:
         progress = experiment.progress
         best = progress.best_to_choose_by

@@ -1,6 +1,7 @@
 """The actions at the terminal, against a real server."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,13 @@ def test_values_with_commas_between_are_a_list(run: Run, experiment: int, monkey
         **{"radii": [0.1, 0.2], "attack": "pgd", "attack_eps": 0.25, "certified": True},
         **{"lipschitz": [1], "attack_norm": "L2,Linf"},
     }
+
+
+def test_times_are_said_to_be_in_utc(run: Run, experiment: int) -> None:
+    """As on the pages: who reads them may be anywhere."""
+    (line,) = run("events", experiment).stdout.splitlines()
+    assert re.match(r"[\d-]{10} [\d:]{8} UTC  anonymous: submitted", line)
+    assert run("ls").stdout.splitlines()[0].endswith("\tcreated (UTC)")
 
 
 def test_for_scripts(run: Run, experiment: int) -> None:

@@ -53,7 +53,7 @@ def test_a_line_for_each(there: str) -> None:
     done = run(there, "nodes")
     assert done.exit_code == 0, done.output
     heading, head, node, refused = (line.split("\t") for line in done.stdout.splitlines())
-    assert heading[:2] == ["host", "state"]
+    assert heading[:3] == ["host", "state", "since (UTC)"]
     assert (head[0], head[6]) == ("gpu1 (head)", "-")
     assert (node[0], node[1], *node[3:]) == ("gpu2", "alive", "8", "2", "20.5", "2 x L4 22.5 GiB", "-", "-")
     assert (refused[0], refused[1], refused[-1]) == ("[bold]x", "refused", "Python is 3.12.0 here")
