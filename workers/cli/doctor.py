@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from workers.cli.client_options import Json
+from workers.cli.errors import plain_errors
 from workers.cli.findings import Check, Finding, Status, worst
 
 _MARKS = {Status.OK: typer.colors.GREEN, Status.WARNING: typer.colors.YELLOW, Status.WRONG: typer.colors.RED}
@@ -21,6 +22,7 @@ _MARKS = {Status.OK: typer.colors.GREEN, Status.WARNING: typer.colors.YELLOW, St
 Look = Callable[[], list[Finding]]
 
 
+@plain_errors
 def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also read data sets and a SQLite file whole, and compare checksums.")

@@ -288,6 +288,7 @@ def _show_dry_run(would: "DryRunOut", columns: str | None, hide: str | None) -> 
 
 
 @presets_app.command("ls")
+@plain_errors
 def list_presets(as_json: Json = False) -> None:
     """List them."""
     if as_json:

@@ -5,7 +5,9 @@ from typing import Self
 import pytest
 import typer
 from pydantic import BaseModel, model_validator
+from typer.testing import CliRunner
 
+from workers.cli.__main__ import app
 from workers.cli.errors import plain_errors
 
 
@@ -18,6 +20,22 @@ def test_what_the_machine_refuses_is_said_without_a_traceback(capsys: pytest.Cap
         command()
     assert end.value.exit_code == 1
     assert capsys.readouterr().err == "ttsv: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("command", [("presets", "ls"), ("doctor", "--json")], ids=" ".join)
+def test_a_full_disk_behind_standard_output_is_said(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the commands, too, that ask no service."""
+    echo = typer.echo
+
+    def full(message: str, *, err: bool = False) -> None:
+        if not err:
+            raise OSError(28, "No space left on device")
+        echo(message, err=err)
+
+    monkeypatch.setattr(typer, "echo", full)
+    monkeypatch.setattr("workers.cli.doctor.examine", lambda deep: [])
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, done.output) == (1, "ttsv: [Errno 28] No space left on device\n"), done.exception
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ZeroDivisionError()], ids=repr)
