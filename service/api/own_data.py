@@ -51,6 +51,8 @@ class OwnData:
                 said.append(f"dataset {name}: {own_place(name)} is needed, {where}, and {_UNSEEN}")
             elif found is None:
                 said.append(f"dataset {name}: {_UNSEEN}")
+            elif isinstance(found, DatasetInfo) and found.unused:
+                said.append(f"dataset {name}: {_unused(found)}")
         return said
 
     def _look(self, name: str) -> DatasetInfo | OSError | DataError | None:
@@ -65,6 +67,15 @@ class OwnData:
 
 
 _UNSEEN = "what its images are is known once a trial reads them: one whose network takes others fails at the start"
+_SHOWN = 5
+"""Labels that a warning names."""
+
+
+def _unused(info: DatasetInfo) -> str:
+    """That labels do not run through the classes, as where they are counted from 1."""
+    first = ", ".join(map(str, info.unused[:_SHOWN])) + (", ..." if len(info.unused) > _SHOWN else "")
+    has = f"it has {info.classes} classes, as many as its largest label asks for when labels are counted from 0"
+    return f"{has}, and of {len(info.unused)} of them no training image: of label {first}"
 
 
 def _is_absent(error: OSError) -> bool:

@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -26,7 +26,8 @@ class DatasetInfo:
     `channels`, `dims` (spatial dimensions, 1 to 3) and `image_size` (the same along each) are those of the tensors
     the loader gives, pixels in [0, 1]. `mean` and `std`, one per channel, are the default normalisation, which is
     part of the model. `embedded`: needs no file. `parts`: training, held-out and test images of the user's own sets; of
-    others `part_images` has them.
+    others `part_images` has them. `unused`: of the user's own sets the labels, where they were counted, of which there
+    is no training image though there is of larger ones.
     """
 
     name: str
@@ -37,6 +38,7 @@ class DatasetInfo:
     embedded: bool = False
     source: str = ""
     parts: tuple[int, int, int] | None = None
+    unused: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def mean(self) -> tuple[float, ...]:

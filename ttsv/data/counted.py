@@ -37,6 +37,7 @@ class Counted:
             dims=len(self.shape) - 1,
             source=OWN,
             parts=parts,
+            unused=tuple(label for label in range(max(labels)) if label not in labels) if self.train else (),
         )
 
 

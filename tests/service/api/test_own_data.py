@@ -102,6 +102,34 @@ def test_what_takes_too_long_to_look_at_is_said(api: TestClient, folder: Path, m
         assert warning.startswith("dataset npz:mine: what its images are is known once a trial reads them")
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (
+            np.arange(80) % 4 + 1,
+            "it has 5 classes, as many as its largest label asks for when labels are counted from 0",
+        ),
+        (np.arange(80) % 4 + 1, "and of 1 of them no training image: of label 0"),
+        (np.arange(80) % 4 * 3, "and of 6 of them no training image: of label 1, 2, 4, 5, 7, ..."),
+        (np.arange(80) % 4, None),
+    ],
+)
+def test_classes_without_an_image_are_said(
+    api: TestClient, folder: Path, labels: np.ndarray[Any, Any], said: str | None
+) -> None:
+    """A network trains on them all the same, with outputs that nothing is ever shown for."""
+    np.savez(folder / "mine.npz", x_train=np.zeros((80, 3, 30, 30), np.uint8), y_train=labels)
+    for where in POSTED:
+        answer = api.post(where, json={"name": "x", "base": {"model": "resnet18", "dataset": "npz:mine"}})
+        warnings = answer.json()["warnings"]
+        if said is None:
+            assert warnings == []
+        else:
+            (warning,) = warnings
+            assert warning.startswith("dataset npz:mine: it has")
+            assert said in warning
+
+
 def test_data_that_are_gone_are_missed_where_new_trials_need_them(
     api: TestClient, folder: Path, database_url: str
 ) -> None:
