@@ -90,7 +90,8 @@ def paper_table(paper: str, name: str) -> PaperTable:
     """A table or figure of the paper; raises `NotFoundError`."""
     tables = _tables()
     if paper != PAPER or name not in tables:
-        raise NotFoundError(f"there is no table {paper}/{name}; there are {', '.join(f'{PAPER}/{n}' for n in tables)}")
+        asked = f"{paper}/{name}".removeprefix("-/")[:100]  # a client sends a name without a paper so
+        raise NotFoundError(f"there is no table {asked!r}; there are {', '.join(f'{PAPER}/{n}' for n in tables)}")
     return tables[name]
 
 

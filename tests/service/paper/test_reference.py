@@ -74,8 +74,12 @@ def test_a_row_that_the_text_alone_has_stands_in_the_figure() -> None:
 
 
 def test_unknown_tables() -> None:
-    for name in (("nobody2000", "table1"), (PAPER, "table9")):
-        with pytest.raises(NotFoundError, match="senderovich2022/table1"):
+    for name, asked in (
+        (("nobody2000", "table1"), "nobody2000/table1"),
+        ((PAPER, "table9"), f"{PAPER}/table9"),
+        (("-", "table1"), "table1"),  # as the client asks for a name alone
+    ):
+        with pytest.raises(NotFoundError, match=f"no table '{asked}'; there are senderovich2022/table1"):
             paper_table(*name)
 
 
