@@ -143,18 +143,29 @@ def _find(name: str, folder: Path, whole: bool) -> SharedCopy | None:
 
 
 class Listed(NamedTuple):
-    """A data set by its name. `info`: None for the user's own before their first use; `sha256`: likewise, for all."""
+    """A data set by its name. `info`: None for the user's own before their first use; `sha256`: likewise, for all.
+
+    `problem`: why one that was used cannot be looked at.
+    """
 
     name: str
     info: DatasetInfo | None
     sha256: str | None
+    problem: str | None = None
 
 
 def list_datasets(data_dir: Path) -> list[Listed]:
-    """Lists every set with a name of its own, and the user's that lie in `data_dir/datasets`. Raises `DataError`."""
+    """Lists every set with a name of its own, and the user's that lie in `data_dir/datasets`.
+
+    One that cannot be looked at hides none of the others.
+    """
     found, folder = [], Path(data_dir) / "datasets"
     for name in [*DATASETS, *own_names(folder)]:
-        copy = find_shared(name, folder)
+        try:
+            copy = find_shared(name, folder)
+        except DataError as error:
+            found.append(Listed(name, dataset_info(name), None, str(error)))
+            continue
         found.append(Listed(name, copy.info, copy.sha256) if copy else Listed(name, dataset_info(name), None))
     return found
 

@@ -34,6 +34,11 @@ def data_list(as_json: Json = False) -> None:
         typer.echo(json.dumps([_plain(listed) for listed in found], indent=2))
     else:
         _show(found)
+    problems = [listed.problem for listed in found if listed.problem is not None]
+    for problem in problems:
+        typer.echo(f"ttsv: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
 
 
 @data_app.command("fetch")
@@ -145,10 +150,12 @@ def _show(found: "list[Listed]") -> None:
     from rich.table import Table
 
     table = Table("data set", "images", "classes", "state", box=None)
-    for name, info, sha256 in found:
+    for name, info, sha256, problem in found:
         shape = "x".join(map(str, _shape(info))) if info else "-"
         state = f"ready, content {sha256[:12]}" if sha256 else "made at first use"
-        if not sha256 and info is None:
+        if problem is not None:
+            state = "cannot be looked at"
+        elif not sha256 and info is None:
             state = "not used yet"
         elif not sha256 and info and not info.embedded:
             state = f"ttsv data fetch {name}"

@@ -228,10 +228,10 @@ def test_own_sets_are_listed(tmp_path: Path) -> None:
     draw(tmp_path, "train", "cat", "a.png", pixels(4, 4))
     listed = {entry.name: entry for entry in list_datasets(tmp_path)}
     assert {name for name in listed if ":" in name} == {"npz:mine", "folder:pets"}
-    assert listed["npz:mine"][1:] == (None, None)
+    assert listed["npz:mine"][1:3] == (None, None)
     data = load_dataset("npz:mine", tmp_path)
     listed = {entry.name: entry for entry in list_datasets(tmp_path)}
-    assert listed["npz:mine"][1:] == (data.info, data.sha256)
+    assert listed["npz:mine"][1:3] == (data.info, data.sha256)
 
 
 # --- folders ---

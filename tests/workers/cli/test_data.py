@@ -51,6 +51,22 @@ def test_list_shows_what_is_here(data_dir: Path) -> None:
     assert not listed["digits"]["ready"]
 
 
+def test_a_set_that_cannot_be_looked_at_hides_no_other(data_dir: Path) -> None:
+    for name in ("good", "mine"):
+        path = data_dir / "datasets" / f"{name}.npz"
+        path.parent.mkdir(exist_ok=True)
+        np.savez(path, x_train=np.zeros((30, 2, 6, 6), np.uint8), y_train=np.arange(30) % 3)
+        load_dataset(f"npz:{name}", data_dir)
+    (data_dir / "datasets" / "npz-mine.sha256.json").write_text("{")
+    done = data("list")
+    lines = {line.split()[0]: line.split("\t") for line in done.stdout.splitlines()[1:]}
+    assert (done.exit_code, lines["npz:mine"][3]) == (1, "cannot be looked at")
+    assert lines["npz:good"][3].startswith("ready, content ")
+    assert done.stderr.startswith(f"ttsv: {data_dir}/datasets/npz-mine.sha256.json is cut or altered")
+    listed = data("list", "--json")
+    assert (listed.exit_code, len(json.loads(listed.stdout))) == (1, len(lines))
+
+
 def test_fetch_and_verify_an_embedded_set(data_dir: Path) -> None:
     assert data("fetch", "digits").stdout == f"digits is in {data_dir}\n"
     result = data("verify", "digits")
