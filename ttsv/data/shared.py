@@ -221,11 +221,18 @@ def locked(name: str, folder: Path) -> Iterator[None]:
     with _disk(name, folder):
         cache = _cache(folder)
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{file_name(name)}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with _locked(cache / f"{file_name(name)}.lock"):
             for left in _leftovers(name, cache):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits for every other process that has the lock."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _leftovers(name: str, cache: Path) -> list[Path]:
@@ -309,11 +316,12 @@ def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, Sp
         made.mkdir()
         _write(made / IMAGES, arrays.images, order)
         _write(made / LABELS, arrays.labels, order)
-        digests = [[file_digest(one / file, "sha256") for file in (IMAGES, LABELS)] for one in (place, made)]
-        if digests[0] != digests[1]:  # there is none yet, or one of other content under this name
-            if place.exists():
-                place.rename(Path(folder) / "wrong")
-            made.rename(place)
+        with _locked(cache / f"{place.name}.lock"):  # a set of another name may have the same content
+            digests = [[file_digest(one / file, "sha256") for file in (IMAGES, LABELS)] for one in (place, made)]
+            if digests[0] != digests[1]:  # there is none yet, or one of other content under this name
+                if place.exists():
+                    place.rename(Path(folder) / "wrong")
+                made.rename(place)
     return place, split
 
 

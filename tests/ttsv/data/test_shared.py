@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from ttsv.data import fetch_dataset, list_datasets, load_dataset, shared, verify_dataset
 from ttsv.data.content import content_sha256
+from ttsv.data.download import file_digest
 from ttsv.data.own import Npz
 from ttsv.data.record import file_hashes, write_json
 from ttsv.data.shared import sealed
@@ -268,6 +270,24 @@ def test_equal_content_has_one_copy_unless_it_is_split_otherwise(folder: Path) -
     assert [path.name[64:] for path in copies(folder)] == ["-35-5-20", "-45-5-10"]
     assert data["same"].info.name == "npz:same"
     load_dataset(NAME, folder.parent)
+
+
+def test_two_names_of_one_content_may_be_used_first_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One makes the copy, the other finds it there: it is not put in the place of what others have opened."""
+    save(folder, 0, "same")
+    other = threading.Thread(target=load_dataset, args=("npz:same", folder.parent))
+
+    def while_the_other_looks(path: Path, algorithm: str) -> str | None:
+        found = file_digest(path, algorithm)
+        if found is None and other.ident is None:  # there is no copy yet
+            other.start()
+            other.join(1)
+        return found
+
+    monkeypatch.setattr(shared, "file_digest", while_the_other_looks)
+    load_dataset(NAME, folder.parent)
+    other.join()
+    assert [shared.find_shared(name, folder) is not None for name in (NAME, "npz:same")] == [True, True]
 
 
 def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
