@@ -154,7 +154,14 @@ class _Told:
         self.lease, self.slots, self.shunned = lease, 0, frozenset[str]()
 
     def tell(
-        self, slots: int, most: int, shunned: Sequence[str] = (), staying: Mapping[str, int] | None = None
+        self,
+        slots: int,
+        most: int,
+        shunned: Sequence[str] = (),
+        staying: Mapping[str, int] | None = None,
+        *,
+        besides: int = 0,
+        unfit: Sequence[str] = (),
     ) -> None:
         self.slots, self.shunned = slots, frozenset(shunned)
 
