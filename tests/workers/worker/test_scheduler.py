@@ -88,7 +88,7 @@ class Hands:
         self.lease, self.host, self.slots, self.most, self.running = lease, host, 0, 0, list[int]()
         self._database = database
 
-    def tell(self, slots: int, most: int, *_: object) -> None:
+    def tell(self, slots: int, most: int, *_: object, **__: object) -> None:
         """Hears of its share."""
         self.slots, self.most = slots, most
 
