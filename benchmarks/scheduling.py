@@ -153,16 +153,7 @@ class _Told:
     def __init__(self, lease: leases.Lease) -> None:
         self.lease, self.slots, self.shunned = lease, 0, frozenset[str]()
 
-    def tell(
-        self,
-        slots: int,
-        most: int,
-        shunned: Sequence[str] = (),
-        staying: Mapping[str, int] | None = None,
-        *,
-        besides: int = 0,
-        unfit: Sequence[str] = (),
-    ) -> None:
+    def tell(self, slots: int, most: int, shunned: Sequence[str] = (), *_: object, **__: object) -> None:
         self.slots, self.shunned = slots, frozenset(shunned)
 
 
