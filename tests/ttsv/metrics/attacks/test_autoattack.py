@@ -606,6 +606,7 @@ def test_a_network_that_writes_into_its_images_is_attacked_as_any_other(attack: 
     assert_same(found, expected)
 
 
+@pytest.mark.usefixtures("shortened")
 def test_types_of_images_and_weights() -> None:
     images, labels = some_digits(8)
     levels = (images * 255).round().to(torch.uint8)
