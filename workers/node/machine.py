@@ -20,6 +20,7 @@ from service.queue.cluster import Gpu, Machine, Versions
 from ttsv.hardware.processor import computes_bf16
 from ttsv.runtime.code import code_version, package_version
 from ttsv.runtime.faults import VARIABLES
+from workers.node.processes import heard
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,9 @@ _KEPT = ("TTSV_REVISION", *VARIABLES)
 """Those of them that trials have as well; fault points are theirs, too."""
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
-_ASKING_SECONDS = 60.0
+_DRIVER_SECONDS = 10.0
+"""So long nvidia-smi is waited for: who waits tells a worker that the head lives, and must within half a minute."""
+_PRODUCT_SECONDS = 60.0
 _BF16_PRODUCT = """
 import resource, torch
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -81,7 +84,7 @@ def usable_instructions() -> dict[str, str]:
         return {}
     command, env = [sys.executable, "-c", _BF16_PRODUCT], without_settings()
     try:
-        child = subprocess.run(command, capture_output=True, check=False, timeout=_ASKING_SECONDS, env=env)
+        child = subprocess.run(command, capture_output=True, check=False, timeout=_PRODUCT_SECONDS, env=env)
     except subprocess.TimeoutExpired:
         return {}
     if child.returncode != -signal.SIGILL:
@@ -152,13 +155,14 @@ def _said_by_driver() -> list[dict[str, str]]:
 def _listed_gpus() -> dict[str, Gpu]:
     """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers, which is that of the bus.
 
-    Without nvidia-smi, as in a container that lacks it, or where it fails, nobody knows how much memory they have; nor
-    does nvidia-smi of those that share the processor's.
+    Without nvidia-smi, as in a container that lacks it, or where it fails or does not answer, nobody knows how much
+    memory they have; nor does nvidia-smi of those that share the processor's.
     """
     if shutil.which("nvidia-smi") is not None:
         query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
         try:
-            listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
+            listing = heard(query, _DRIVER_SECONDS)
+            listing.check_returncode()
             rows = [[cell.strip() for cell in line.split(",")] for line in listing.stdout.splitlines()]
             return {uuid: Gpu(name, _gib_of(mebibytes)) for uuid, name, mebibytes in rows}
         except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -108,6 +109,25 @@ def ask(command: Sequence[str], text: bytes, *, env: Mapping[str, str], seconds:
         check=True,
         timeout=seconds,
     ).stdout
+
+
+def heard(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """What a command says until it ends. One that takes longer is killed: `subprocess.TimeoutExpired`.
+
+    Nobody waits then until it is gone, as `subprocess.run` does: what a driver holds in the kernel may never be.
+    """
+    with contextlib.ExitStack() as pipes:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for pipe in (child.stdout, child.stderr):
+            assert pipe is not None
+            pipes.enter_context(pipe)
+        try:
+            output, errors = child.communicate(timeout=seconds)
+        except BaseException:
+            child.kill()
+            threading.Thread(target=child.wait, name="heard", daemon=True).start()  # else it may stay as a zombie
+            raise
+    return subprocess.CompletedProcess(child.args, child.returncode, output, errors)
 
 
 def stop(child: subprocess.Popen[bytes], grace: float) -> None:

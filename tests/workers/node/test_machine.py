@@ -22,6 +22,7 @@ from workers.node.machine import (
     usable_instructions,
     versions,
 )
+from workers.node.observer import AWAY_SECONDS
 
 
 def test_a_process_without_our_settings_knows_the_images_revision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +216,21 @@ class TestDescription:
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         assert describe(tmp_path).gpus == ()
         assert "nvidia-smi does not say which GPUs there are" in caplog.text
+
+    def test_a_driver_that_does_not_answer_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The observer waits here, and whoever hears nothing from it for half a minute takes the cluster for gone."""
+        assert machine._DRIVER_SECONDS <= AWAY_SECONDS / 2
+        monkeypatch.setattr(machine, "_DRIVER_SECONDS", 0.1)
+        monkeypatch.setattr(machine, "_DRIVER", tmp_path)
+        (tmp_path / "0000:01:00.0").mkdir()
+        (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-1111-a\n")
+        script = tmp_path / "nvidia-smi"
+        script.write_text("#!/bin/sh\nexec sleep 60\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert describe(tmp_path).gpus == (Gpu("NVIDIA H100", 0.0),)
 
 
 def test_processes_without_credentials_have_none(monkeypatch: pytest.MonkeyPatch) -> None:

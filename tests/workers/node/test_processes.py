@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from service.database.experiments import ProcessIdentity
-from workers.node.processes import identity, is_dead, own_folder, spawn, stop
+from workers.node.processes import heard, identity, is_dead, own_folder, spawn, stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
 
@@ -100,3 +100,23 @@ def test_a_folder_of_its_own_that_has_no_room_is_not_left(tmp_path: Path, monkey
     with pytest.raises(OSError, match="No space left"):
         own_folder("ttsv-ray-")
     assert not list(tmp_path.iterdir())
+
+
+class TestHeard:
+    def test_all_that_it_says(self) -> None:
+        done = heard(["sh", "-c", "echo out; echo errors >&2; exit 3"], 60.0)
+        assert (done.stdout, done.stderr, done.returncode) == ("out\n", "errors\n", 3)
+
+    def test_nobody_waits_for_one_that_cannot_be_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As one whose system call never returns."""
+        left: list[subprocess.Popen[str]] = []
+        monkeypatch.setattr(subprocess.Popen, "kill", lambda child: left.append(child))
+        began = time.monotonic()
+        with pytest.raises(subprocess.TimeoutExpired):
+            heard(SLEEP, 0.2)
+        assert time.monotonic() - began < 10.0
+        monkeypatch.undo()
+        (child,) = left
+        assert child.poll() is None
+        child.kill()
+        child.wait(10.0)
