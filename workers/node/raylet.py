@@ -31,10 +31,18 @@ _LOGS_SECONDS = 3 * 86400.0
 _LOGS = "worker-*", "python-core-worker-*", "python-core-driver-*", "runtime_env_setup-*"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
-_RAY = "import sys; sys.modules.update({'ray.serve': None, 'grpc': None}); from ray.scripts.scripts import main; main()"
+_RAY = """
+import sys
+sys.modules.update({"ray.serve": None, "grpc": None})
+from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+NvidiaGPUAcceleratorManager.get_current_node_accelerator_type = staticmethod(lambda: None)
+from ray.scripts.scripts import main
+main()
+"""
 """The program `ray` without Ray Serve, which loads pandas: it would start later, and keep that in memory.
 
-Without gRPC for Python it starts no server for Ray Client, a process and an open port that nobody uses.
+Without gRPC for Python it starts no server for Ray Client, a process and an open port that nobody uses. Nor does it ask
+of what kind the first card is, for a label that nobody reads: where that card is lost, Ray (2.60) would not start.
 """
 _FORGOTTEN = {
     # What Ray remembers of actors, processes and tasks that are gone (up to 100,000 of each): nobody asks, and a head

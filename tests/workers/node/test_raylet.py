@@ -1,4 +1,4 @@
-"""What is left in the folder of Ray's processes goes while they run, and nothing that somebody needs."""
+"""Ray's processes start whatever cards are lost, and what is left in their folder goes while they run."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.node.raylet import SETTLED_SECONDS, clear
+from workers.node.raylet import _RAY, SETTLED_SECONDS, clear
 
 SLEEPS = "import time; time.sleep(60)"
 Start = Callable[..., None]
@@ -62,3 +62,28 @@ def test_what_nobody_needs_goes(tmp_path: Path, start: Start) -> None:
     assert names(session / "artifacts") == [f"2026-11-28_10-42-5{number}" for number in (1, 2, 3)]
     assert names(logs) == ["gcs_server.out", "raylet.out", "worker-new.out"]
     clear(tmp_path / "nothing")
+
+
+LOST = """
+from unittest.mock import Mock
+import ray._private.thirdparty.pynvml as pynvml
+lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+for name in dir(pynvml):
+    if name.startswith("nvmlDevice"):
+        setattr(pynvml, name, Mock(side_effect=lost))
+pynvml.nvmlInit = pynvml.nvmlShutdown = Mock()
+pynvml.nvmlDeviceGetCount = Mock(return_value=2)
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+found = ResourceAndLabelSpec(num_cpus=1, num_gpus=2).resolve(is_head=True, node_ip_address="127.0.0.1")
+print(found.to_resource_dict()["GPU"])
+"""
+
+
+def test_where_the_first_card_is_lost_ray_starts_none_the_less() -> None:
+    """As `ray start` works out what it has, once it runs as we have it run."""
+    before, main, _ = _RAY.rpartition("main()")
+    assert main
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command = [sys.executable, "-c", before + LOST]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n", done.stderr
