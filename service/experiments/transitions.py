@@ -4,16 +4,18 @@ Functions take a Session; callers commit. The experiment must be locked.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, ExperimentState, Trial, TrialState, now
+from service.database import Experiment, ExperimentState, Trial, TrialState, Worker, now
 from service.database.engine import changed_rows
 from service.experiments import events
 from service.experiments.events import EventKind
 
+HEARD_WITHIN = timedelta(minutes=1)
+"""A worker that was heard of less long ago is there."""
 MOST_OF_A_PERSON = 16
 """So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
 BEHIND = f"others come first: {MOST_OF_A_PERSON} or more of the same person's wait before it"
@@ -36,14 +38,22 @@ def requeue(
 ) -> None:
     """Takes the experiment from its worker and its running trials back into the queue, whoever wanted it or died.
 
-    `state` is QUEUED or PAUSED. `ended_at`: when these ran last, as far as is known; by default now.
+    `state` is QUEUED or PAUSED. `ended_at`: when these ran last, as far as is known; by default now, or where the
+    worker is not there any more, when it was last heard of.
     """
+    ended_at = ended_at or _silent_since(session, experiment)
     experiment.state = state
     experiment.worker = experiment.process = None
     if state == ExperimentState.QUEUED:
         line_up(session, experiment)
     for trial in running_trials(session, experiment):
         requeue_trial(trial, charged=False, ended_at=ended_at)
+
+
+def _silent_since(session: Session, experiment: Experiment) -> datetime | None:
+    """When the experiment's worker was last heard of, if it is not there any more: since then nothing runs."""
+    silent = Worker.name == experiment.worker, Worker.seen_at < now() - HEARD_WITHIN
+    return session.scalar(select(Worker.seen_at).where(*silent))
 
 
 def line_up(session: Session, experiment: Experiment) -> None:
@@ -98,9 +108,9 @@ def drop_queued(session: Session, experiment: Experiment) -> int:
 
 def drop_running(session: Session, experiment: Experiment) -> int:
     """Cancels the trials that run, whose worker must be fenced off; how many."""
-    running = running_trials(session, experiment)
+    running, ended_at = running_trials(session, experiment), _silent_since(session, experiment)
     for trial in running:
-        end_attempt(trial)
+        end_attempt(trial, ended_at)
         trial.state, trial.finished_at, trial.failure = TrialState.CANCELLED, now(), None
     return len(running)
 

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.experiments.events import EventKind
+from service.experiments.transitions import HEARD_WITHIN
 from service.queue import nodes
-from service.queue.leases import HEARD_WITHIN
 from service.queue.places import STARTING
 from service.queue.rests import ALL_REST
 from service.queue.shares import AT_A_TIME, NEEDS, NO_NODE

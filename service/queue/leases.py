@@ -19,13 +19,11 @@ from service.database.outages import broken_connection
 from service.errors import LeaseLostError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
+from service.experiments.transitions import HEARD_WITHIN
 from ttsv.runtime.faults import fault
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """A worker unseen for so long was killed: it is taken off the list."""
-
-HEARD_WITHIN = timedelta(minutes=1)
-"""A worker that was heard of less long ago is there."""
 NOBODY = "no worker is there"
 """Why an experiment waits that nobody could run."""
 _MISSES: ColumnElement[bool] = Experiment.state.in_(
@@ -196,10 +194,10 @@ def reap(session: Session, seen: Watched, by: str = "reaper") -> bool:
 def _last_sign(session: Session, experiment: Experiment, by: str) -> datetime | None:
     """When the worker that is gone was last heard of, as after that nothing ran: a machine may have been off for days.
 
-    Of one that is off the list by now, or whose name the next one has, when the experiment last got on, if it did.
+    Of one that is off the list by now, or whose name the next one has, when the experiment last got on, or was claimed.
     """
     query = select(Worker.seen_at).where(Worker.name == experiment.worker, Worker.name != by)
-    return session.scalar(query) or experiment.progressed_at
+    return session.scalar(query) or max(filter(None, (experiment.progressed_at, experiment.claimed_at)), default=None)
 
 
 def release(session: Session, lease: Lease, *, drained: bool) -> None:
@@ -209,7 +207,7 @@ def release(session: Session, lease: Lease, *, drained: bool) -> None:
     """
     experiment = lock(session, lease)
     worker = actor(experiment)
-    transitions.requeue(session, experiment, ExperimentState.QUEUED)
+    transitions.requeue(session, experiment, ExperimentState.QUEUED, ended_at=now())
     events.record(session, EventKind.RELEASED, worker, experiment, fence=lease.fence, drained=drained)
 
 

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, aliased
 
 from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, Worker, now
 from service.database.engine import driver_rows, upsert
+from service.experiments.transitions import HEARD_WITHIN
 from service.queue.cluster import GPUS, Machine, Node, machine_as_json, machine_from_json, named
-from service.queue.leases import HEARD_WITHIN
 from service.queue.shares import Amount
 from service.specs.spec import Resources
 from service.specs.states import NodeState

@@ -274,8 +274,8 @@ def _difference(whose: str, ahead: float) -> Finding:
 def _work(database: "Database", settings: "Settings") -> Iterator[Finding]:
     """Workers, when they were heard of, whether they have nodes, and the experiments that wait for them."""
     from service.database import now
+    from service.experiments.transitions import HEARD_WITHIN
     from service.queue.census import last_signs, open_experiments
-    from service.queue.leases import HEARD_WITHIN
     from service.queue.nodes import listed
 
     with database.read() as session:

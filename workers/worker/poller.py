@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import LeaseLostError, UserError
+from service.experiments.transitions import HEARD_WITHIN
 from service.queue import leases, nodes
 from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
@@ -203,7 +204,7 @@ class Worker:
             gpus, bf16 = self._cards.count, self._cluster.bf16()
             self._database.write(partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=gpus, bf16=bf16))
             self._greet_after = time.monotonic() + self._settings.beat_seconds
-            self._heard_until = time.time() + leases.HEARD_WITHIN.total_seconds() / 2
+            self._heard_until = time.time() + HEARD_WITHIN.total_seconds() / 2
 
     def _mind_files(self) -> None:
         """Looks, as often as it greets, whether files would be left where the API does not read them.

@@ -26,7 +26,7 @@ from service.database import (
 from service.database.engine import Database
 from service.database.experiments import ResourceSeries
 from service.errors import LeaseLostError
-from service.experiments import actions, store, submission
+from service.experiments import actions, store, submission, transitions
 from service.experiments.submission import Draft, trial_columns
 from service.leaderboards import field_index
 from service.queue import driver_reads, leases
@@ -205,7 +205,7 @@ class TestClaim:
         write(database, leases.greet, "worker", 4, 0)
         assert not missed()
         assert set(waiting().values()) == {None}
-        silent = update(Worker).values(seen_at=now() - 2 * leases.HEARD_WITHIN)
+        silent = update(Worker).values(seen_at=now() - 2 * transitions.HEARD_WITHIN)
         database.write(partial(_execute, statement=silent))
         assert waiting()[running] == leases.NOBODY
 
@@ -1168,9 +1168,9 @@ class TestTrials:
             "cancel": lambda session: actions.cancel(session, experiment_id),
         }
         database.write(ends[end])
-        assert 1100 <= table(Trial)[0].run_seconds < 1160
+        assert 1099 <= table(Trial)[0].run_seconds < 1160
 
-    @pytest.mark.parametrize("known", ["worker", "progress"])
+    @pytest.mark.parametrize("known", ["worker", "progress", "claim"])
     def test_no_time_counts_in_which_a_whole_machine_was_off(
         self, submit: Submit, claim: Claim, database: Database, table: Table, known: str, epoch_point: Make
     ) -> None:
@@ -1183,14 +1183,31 @@ class TestTrials:
         began, last = now() - timedelta(days=3), now() - timedelta(days=3) + timedelta(seconds=100)
         database.write(lambda session: session.execute(update(Trial).values(started_at=began)))
         database.write(lambda session: session.execute(update(Worker).values(seen_at=last)))
-        database.write(lambda session: session.execute(update(Experiment).values(progressed_at=last)))
+        moments = {"claimed_at": began, "progressed_at": last} if known != "claim" else {"claimed_at": last}
+        database.write(lambda session: session.execute(update(Experiment).values(progressed_at=None)))
+        database.write(lambda session: session.execute(update(Experiment).values(moments)))
         # The next one has the same name where it is the same container, and greets first, which forgets the old ones.
         next_one = "other" if known == "worker" else "worker"
-        if known == "progress":
+        if known != "worker":
             write(database, leases.greet, next_one, 1, 0)
         with database.read() as session:
             (seen,) = leases.watch(session)
         assert write(database, leases.reap, seen, next_one)
+        assert 100 <= table(Trial)[0].run_seconds < 101
+
+    @pytest.mark.parametrize("verb", [actions.pause, actions.cancel])
+    def test_nor_where_somebody_ends_it_before_any_worker_looks(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, verb: Callable[..., Experiment]
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        write(database, leases.greet, "worker", 1, 0)
+        lease = claim()
+        database.write(under(lease, HeldExperiment.start_trial, table(Trial)[0].id))
+        began = now() - timedelta(days=3)
+        database.write(lambda session: session.execute(update(Trial).values(started_at=began)))
+        last = began + timedelta(seconds=100)
+        database.write(lambda session: session.execute(update(Worker).values(seen_at=last)))
+        write(database, verb, experiment_id)
         assert 100 <= table(Trial)[0].run_seconds < 101
 
     def test_a_searchers_trial_comes_after_the_last(
