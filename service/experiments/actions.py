@@ -102,9 +102,9 @@ def retry(
 ) -> Experiment:
     """Queues the trials of these states again, with their attempts counted anew; a final experiment is queued again.
 
-    `states` are of FAILED, DIVERGED and CANCELLED. Epochs are kept, and training goes on from the last checkpoint that
-    is left. Trials that succeeded keep their results. A search that ended so before it had made all its trials makes
-    the rest. Raises `QuotaError`.
+    `states` are of FAILED, DIVERGED and CANCELLED. Trials of which checkpoints are kept go on from the last one, and
+    others begin anew, also in what is said of their progress. Trials that succeeded keep their results. A search that
+    ended so before it had made all its trials makes the rest. Raises `QuotaError`.
     """
     experiment = _lock(session, experiment_id, who)
     _refuse_archived(experiment, "retried")
@@ -127,6 +127,8 @@ def retry(
         "error": None,
         "finished_at": None,
     }
+    anew = func.coalesce(Trial.failure.not_in(RESUMED_BY_RETRY), True)
+    session.execute(update(Trial).where(*asked, anew).values(epoch=0, best_val_accuracy=None))
     session.execute(update(Trial).where(*asked).values(**fresh))
     reopen(session, experiment)
     return note(session, experiment, EventKind.RETRIED, who, trials=trials, states=sorted(states))

@@ -349,10 +349,8 @@ def _told(
 ) -> Generator[Report, None, None]:
     """Runs the trial and packs what it yields. What a report tells of is stored before it."""
     journal, furthest = Journal(place.folder), Furthest(place.folder)
-    points = journal.after(job.stored_epochs)
-    if points:
-        yield EpochReport(points)
-        points = []
+    unheard = journal.after(job.stored_epochs)
+    points = list[EpochMetrics]()
     for stage in place.bring_data_sets(config):
         _log_stage(stage)
         yield StageReport(stage, further=False)
@@ -361,6 +359,11 @@ def _told(
     items = run(config, data_dir=place.data_dir, folder=place.folder, **source)
     try:
         for item in items:
+            if unheard:  # what is trained again, where no checkpoint is left, is told when it is
+                at = item.epoch if isinstance(item, EpochMetrics) else math.inf
+                if known := [point for point in unheard if point.epoch < at]:
+                    yield EpochReport(known)
+                unheard = []
             if isinstance(item, EpochMetrics):
                 _require_finite(item, f"epoch {item.epoch}")
                 try:

@@ -288,8 +288,8 @@ class TestRetry:
         assert (experiment.error, experiment.finished_at) == (None, None)
         good, bad, worse = table(Trial)
         assert (good.state, worse.state) == (TrialState.SUCCEEDED, TrialState.DIVERGED)
-        assert (bad.state, bad.attempts, bad.failure, bad.error, bad.finished_at, bad.epoch) == (
-            TrialState.QUEUED, 0, None, None, None, 1,
+        assert (bad.state, bad.attempts, bad.failure, bad.error, bad.finished_at) == (
+            TrialState.QUEUED, 0, None, None, None,
         )  # fmt: skip
         assert bad.deaths == 0
         assert len(table(EpochPoint)) == 2
@@ -300,6 +300,25 @@ class TestRetry:
         assert write(database, leases.complete, lease)
         assert table(Experiment)[0].error == "1 of 3 trials did not succeed"
         assert table(Result)[0].created_at == before.created_at
+
+    @pytest.mark.parametrize(("failure", "kept"), [("oom", False), ("timeout", False), ("crashed", True)])
+    def test_who_begins_anew_gets_on_with_its_first_epoch(
+        self, submit: Submit, claim: Claim, api: TestClient, database: Database, table: Table, epoch_point: Make,
+        failure: str, kept: bool,
+    ) -> None:  # fmt: skip
+        """Else each death before the epoch at which it failed would be held against it."""
+        experiment_id, lease, trial = submit(seeds=1), claim(), table(Trial)[0]
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(3))))
+        database.write(under(lease, HeldExperiment.fail_trial, trial.id, failure, "no"))
+        say(api, experiment_id, "retry")
+        (trial,) = table(Trial)
+        assert (trial.epoch, trial.best_val_accuracy is None) == ((3, False) if kept else (0, True))
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.lose_trial, trial.id, "SIGKILL"))
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
+        assert table(Trial)[0].deaths == (1 if kept else 0)
 
     def test_other_states_if_asked(self, failed: int, api: TestClient, table: Table) -> None:
         answer = say(api, failed, "retry", {"states": ["diverged", "cancelled"]})

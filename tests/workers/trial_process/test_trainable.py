@@ -181,10 +181,29 @@ def test_next_fence_resumes_and_tells_what_was_lost(
         trainable.step()  # the fourth step writes the second checkpoint
     trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
     first, second, final = reports(trainable)
-    assert first == EpochReport([made_epoch(2), made_epoch(3)])
-    assert second == EpochReport([made_epoch(3)])
+    assert first == EpochReport([made_epoch(2)])
+    assert second == EpochReport([made_epoch(3)]), "which is trained again"
     assert isinstance(final, ResultReport)
     assert final.artifacts[0]["path"] == "trials/1/2/model"
+
+
+@pytest.mark.parametrize("checkpoint", [None, "2", "3"])
+def test_what_is_trained_again_is_told_when_it_is(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str | None
+) -> None:
+    """A trial that failed is run again, and of its checkpoints none is left, or some, or the last."""
+    monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
+    trainable.reset_config(config(tmp_path, good))
+    reports(trainable)
+    file = tmp_path / "trials/1/1/checkpoint"
+    if checkpoint is None:
+        file.unlink()
+    else:
+        file.write_text(checkpoint)
+    trainable.reset_config(config(tmp_path, good, fence=2))
+    told = [report.points for report in reports(trainable) if isinstance(report, EpochReport)]
+    together = {None: ([1], [2], [3]), "2": ([1, 2], [3]), "3": ([1, 2, 3],)}[checkpoint]
+    assert told == [[made_epoch(number) for number in numbers] for numbers in together]
 
 
 def test_epochs_before_a_failure_are_not_lost(trainable: TrialTrainable, tmp_path: Path) -> None:
