@@ -143,8 +143,9 @@ class ResourceReport:
     series: "ResourceSeries"
 
 
-STORING, BRINGING = "storing files", "data set"
-"""How stages begin in which a trial waits for files to be where they belong, or for those of its data set."""
+STORING, BRINGING, FETCHING = "storing files", "data set", "fetching files"
+"""How stages begin in which a trial waits for files to be where they belong, for those of its data set, or for what
+earlier attempts left, until that is there."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class StageReport:
     @property
     def waits(self) -> bool:
         """Whether it waits for files, which is no doing of the trial's."""
-        return self.stage.stage.startswith((STORING, BRINGING))
+        fetches = self.stage.stage == FETCHING and self.stage.done < self.stage.total
+        return fetches or self.stage.stage.startswith((STORING, BRINGING))
 
 
 Report = (

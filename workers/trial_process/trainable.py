@@ -40,6 +40,7 @@ from workers.node.depot.data_sets import OtherDataError
 from workers.node.depot.home import Home
 from workers.node.notes import complain
 from workers.trial_process.messages import (
+    FETCHING,
     GOING_ON,
     NOT_TAKEN,
     UNABLE,
@@ -247,6 +248,9 @@ class TrialTrainable(tune.Trainable):
             return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
+_FETCHES, _FETCHED = (StageReport(StageProgress(stage=FETCHING, done=done, total=1), further=False) for done in (0, 1))
+
+
 def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
@@ -256,6 +260,8 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
     yield StartedReport(host, gpus, _environment(), node)
     config = TrialConfig.from_dict(job.config)
     final: Report | None = None
+    if home is not None:  # the files may be elsewhere, and there be away
+        yield _FETCHES
     with (
         workplace(job, data_dir, home) as place,
         trial_log(place.folder / LOG),
@@ -264,6 +270,8 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
         closing(_told(job, run, config, place, pause)) as told,
     ):
         logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
+        if home is not None:
+            yield _FETCHED
         if gpus:
             import torch  # here, as drivers import this module
 
@@ -355,7 +363,13 @@ def _told(
         _log_stage(stage)
         yield StageReport(stage, further=False)
     reported_at = stage_at = -math.inf
-    source = {} if job.source is None else {"source": place.network(job.source)}
+    source = dict[str, Path]()
+    if job.source is not None:
+        if place.stores:
+            yield _FETCHES
+        source = {"source": place.network(job.source)}
+        if place.stores:
+            yield _FETCHED
     items = run(config, data_dir=place.data_dir, folder=place.folder, **source)
     try:
         for item in items:

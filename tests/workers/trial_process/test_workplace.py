@@ -23,6 +23,7 @@ from ttsv.trial import run_trial
 from workers.node.depot.courier import Courier
 from workers.node.depot.home import Home, light_beacon
 from workers.trial_process.messages import (
+    FETCHING,
     EpochReport,
     FailureReport,
     HinderedReport,
@@ -86,9 +87,10 @@ class Trial:
         self.trainable.setup(config | {"home": self.home, "cpus": 1, "gpus": 0.0, "every_epoch": False})
 
     def step(self) -> Report:
+        """The next report, but for those that files are fetched."""
         found = self.trainable.step()["report"]
         assert isinstance(found, Report)
-        return found
+        return self.step() if isinstance(found, StageReport) and found.stage.stage == FETCHING else found
 
     def rest(self) -> list[Report]:
         found = [self.step()]
@@ -141,6 +143,28 @@ def test_each_word_comes_after_the_files_it_tells_of(trial: Trial) -> None:
     assert found["trial.log"].rstrip().endswith("the trial succeeded: accuracy 0.5000")
     assert not (Path(trial.home.data_dir) / "trials").exists()
     assert not list((Path(trial.home.data_dir) / "scratch").iterdir()), "nothing is left here once the end is told"
+
+
+def test_its_time_stands_still_while_what_it_had_is_fetched(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its limit of time a store that is slow, or away, would fail it for good."""
+    trial.begin()
+    for _ in range(3):
+        trial.step()
+    trial.kill()
+    read, waits = Folder.read, list[bool]()
+    reports: list[Any] = []
+
+    def fetched(*arguments: Any) -> bytes:
+        waits.append(isinstance(reports[-1], StageReport) and reports[-1].waits)
+        return read(*arguments)
+
+    monkeypatch.setattr(Folder, "read", fetched)
+    trial.begin(stored_epochs=2, fence=2)
+    while not isinstance(reports[-1] if reports else None, EpochReport):
+        reports.append(trial.trainable.step()["report"])
+    assert waits
+    assert all(waits)
+    assert not reports[-2].waits, "it trains"
 
 
 @pytest.mark.parametrize("words", [2, 3, 4, 5])
