@@ -23,7 +23,7 @@ from workers.trial_process.messages import EpochReport, Job, ResultReport
 logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 200
-"""Points in a row that were tried before, or whose fields do not go together: then the space has no more."""
+"""Points in a row that were drawn before, or whose fields do not go together: then the space has no more."""
 
 _FINAL_WITH_VALUE = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
 
@@ -74,6 +74,8 @@ class SearchTrials(Feed):
         self._planner = Planner("search")
         self._space = domains(search.space)
         self._tried = {tried.fingerprint for tried in history}
+        self._drawn: set[str] = set()
+        """Here: what an earlier driver tried is no repeat when it comes first, as it was none for that one."""
         self._wanted = search.trials - len(history)
         self._source: _Source = (
             _Random(self._space, search.seed)
@@ -141,13 +143,18 @@ class SearchTrials(Feed):
         return job
 
     def _new_point(self) -> _Candidate | None:
-        for _ in range(_MOST_REPEATS):
+        repeats = 0
+        while repeats < _MOST_REPEATS:
             name, point = self._source.next()
+            repeats += 1
             try:
                 planned = self._planner.plan({**self._base, **point})
             except ConfigError as error:
                 logger.warning("a point of the space cannot be tried: %s", error)
             else:
+                if planned.fingerprint not in self._drawn:
+                    self._drawn.add(planned.fingerprint)
+                    repeats = 0
                 if planned.fingerprint not in self._tried:
                     return _Candidate(name, planned, point)
             self._source.tell(name, None)

@@ -235,6 +235,19 @@ def test_random_points_are_those_of_an_unbroken_search() -> None:
     assert [tried.point for tried in broken.tried] == [tried.point for tried in whole.tried]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("done", [50, 90, 250])
+def test_a_search_goes_on_however_much_an_earlier_driver_tried(done: int, seed: int) -> None:
+    """Of a hundred points the last ones are drawn among ever more repeats; of a continuum there is always another."""
+    small = {DECAY: {"choice": [tenth / 10 for tenth in range(10)]}, "seed": {"int": [0, 9]}}
+    wanted = search_of(trials=300, space={DECAY: SPACE[DECAY]} if done > 100 else small, seed=seed)
+    whole, broken = Rows(), Rows()
+    run(whole.search(wanted), whole)
+    run(broken.search(wanted), broken, done)
+    run(broken.search(wanted, broken.tried[:]), broken)
+    assert [tried.point for tried in broken.tried] == [tried.point for tried in whole.tried]
+
+
 def test_optuna_learns_from_what_an_earlier_driver_tried() -> None:
     """After thirty points remembered its next ones are better than random ones."""
     space = {DECAY: {"uniform": [0.0, 1.0]}}
