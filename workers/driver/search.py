@@ -24,31 +24,19 @@ logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 200
 """Points in a row that were drawn before, or whose fields do not go together: then the space has no more."""
+_MOST_REPEATS_OF_OPTUNA = 20
+"""Points in a row that were tried before, as it settles on the best ones: to ask it takes longer than to draw one."""
 
 _FINAL_WITH_VALUE = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A point, the trial that tries it, and the name under which its algorithm is told the outcome."""
+    """A point, the trial that tries it, and the name under which Optuna is told the outcome, if it suggested that."""
 
-    name: str
     trial: PlannedTrial
     point: FieldValues
-
-
-class _Source:
-    """Where points come from: an algorithm, which may learn from what it is told."""
-
-    def next(self) -> tuple[str, FieldValues]:
-        """A name and a point."""
-        raise NotImplementedError
-
-    def tell(self, name: str, value: float | None) -> None:
-        """What the point was worth; None where its trial gave nothing."""
-
-    def remember(self, point: FieldValues, value: float) -> None:
-        """A point that an earlier driver tried."""
+    name: str | None = None
 
 
 class SearchTrials(Feed):
@@ -74,14 +62,11 @@ class SearchTrials(Feed):
         self._planner = Planner("search")
         self._space = domains(search.space)
         self._tried = {tried.fingerprint for tried in history}
-        self._drawn: set[str] = set()
-        """Here: what an earlier driver tried is no repeat when it comes first, as it was none for that one."""
         self._wanted = search.trials - len(history)
-        self._source: _Source = (
-            _Random(self._space, search.seed)
-            if search.algorithm == "random"
-            else _Optuna(self._space, search, len(history))
-        )
+        self._random = _Random(self._space, search.seed)
+        self._drawn: set[str] = set()
+        """So far, and by this one: what an earlier driver tried is no repeat at first, as it was none for that one."""
+        self._optuna = _Optuna(self._space, search, len(history)) if search.algorithm == "optuna" else None
         self._points = {tried.trial_id: tried.point for tried in history}
         for tried in history:
             if tried.state in _FINAL_WITH_VALUE and tried.value is not None and tried.point:
@@ -105,15 +90,17 @@ class SearchTrials(Feed):
         value = self._values.get(number)
         if error or not isinstance((result or {}).get("report"), EpochReport | ResultReport):
             value = None
-        if trial_id in self._names:
-            self._source.tell(self._names.pop(trial_id), value)
+        if self._optuna is not None and trial_id in self._names:
+            self._optuna.tell(self._names.pop(trial_id), value)
         elif value is not None and (point := self._points.get(number)):
             self._remember(point, value)
         super().on_trial_complete(trial_id, result, error)
 
     def _remember(self, point: FieldValues, value: float) -> None:
+        if self._optuna is None:
+            return
         try:
-            self._source.remember(point, value)
+            self._optuna.remember(point, value)
         except ValueError as error:
             logger.warning("the search does without an earlier point: %s", error)
 
@@ -137,31 +124,52 @@ class SearchTrials(Feed):
         self._waiting = None
         self._tried.add(new.trial.fingerprint)
         self._points[job.trial_id] = new.point
-        self._names[trial_id] = new.name
+        if new.name is not None:
+            self._names[trial_id] = new.name
         self._wanted -= 1
         self.exhausted = self._wanted <= 0
         return job
 
     def _new_point(self) -> _Candidate | None:
-        repeats = 0
-        while repeats < _MOST_REPEATS:
-            name, point = self._source.next()
-            repeats += 1
-            try:
-                planned = self._planner.plan({**self._base, **point})
-            except ConfigError as error:
-                logger.warning("a point of the space cannot be tried: %s", error)
-            else:
-                if planned.fingerprint not in self._drawn:
-                    self._drawn.add(planned.fingerprint)
-                    repeats = 0
-                if planned.fingerprint not in self._tried:
-                    return _Candidate(name, planned, point)
-            self._source.tell(name, None)
+        """One that Optuna suggests; where it is not asked, or only repeats itself, one that is drawn, if any is new."""
+        return self._learned_point() or self._drawn_point()
+
+    def _learned_point(self) -> _Candidate | None:
+        if self._optuna is None:
+            return None
+        for _ in range(_MOST_REPEATS_OF_OPTUNA):
+            name, point = self._optuna.next()
+            planned = self._planned(point)
+            if planned is not None and planned.fingerprint not in self._tried:
+                return _Candidate(planned, point, name)
+            self._optuna.tell(name, None)
         return None
 
+    def _drawn_point(self) -> _Candidate | None:
+        repeats = 0
+        while repeats < _MOST_REPEATS:
+            point = self._random.next()
+            planned = self._planned(point)
+            repeats += 1
+            if planned is None:
+                continue
+            if planned.fingerprint not in self._drawn:
+                self._drawn.add(planned.fingerprint)
+                repeats = 0
+            if planned.fingerprint not in self._tried:
+                return _Candidate(planned, point)
+        return None
 
-class _Random(_Source):
+    def _planned(self, point: FieldValues) -> PlannedTrial | None:
+        """The trial that tries a point; None where its fields do not go together."""
+        try:
+            return self._planner.plan({**self._base, **point})
+        except ConfigError as error:
+            logger.warning("a point of the space cannot be tried: %s", error)
+            return None
+
+
+class _Random:
     """Independent points from Tune's own distributions.
 
     The i-th point follows from the seed and i alone: made anew, it comes across the points that were tried, which are
@@ -172,14 +180,15 @@ class _Random(_Source):
         self._space = {path: _tune_domain(domain) for path, domain in space.items()}
         self._domains, self._seed, self._count = space, seed, 0
 
-    def next(self) -> tuple[str, FieldValues]:
+    def next(self) -> FieldValues:
+        """A point."""
         state = np.random.RandomState([self._seed, self._count])
         self._count += 1
         drawn = {path: domain.sample(random_state=state) for path, domain in self._space.items()}
-        return str(self._count), _plain(drawn, self._domains)
+        return _plain(drawn, self._domains)
 
 
-class _Optuna(_Source):
+class _Optuna:
     """Optuna through Tune's `OptunaSearch`.
 
     Made anew it draws with another seed: with the first one it would begin with the points it began with before.
@@ -193,6 +202,7 @@ class _Optuna(_Source):
         )
 
     def next(self) -> tuple[str, FieldValues]:
+        """A name and a point."""
         self._count += 1
         name = str(self._count)
         drawn = self._searcher.suggest(name)
@@ -200,10 +210,12 @@ class _Optuna(_Source):
         return name, _plain(drawn, self._domains)
 
     def tell(self, name: str, value: float | None) -> None:
+        """What the point was worth; None where its trial gave nothing."""
         result = None if value is None else {self._metric: value}
         self._searcher.on_trial_complete(name, result, error=value is None)
 
     def remember(self, point: FieldValues, value: float) -> None:
+        """A point that it did not suggest, or not here."""
         drawn = {
             path: _place(domain, point[path]) if domain.kind == "choice" else point[path]
             for path, domain in self._domains.items()

@@ -90,6 +90,12 @@ def decay_of(point: FieldValues) -> float:
     return drawn
 
 
+def study_of(trials: SearchTrials) -> Any:
+    """What Optuna knows."""
+    assert trials._optuna is not None
+    return trials._optuna._searcher._ot_study
+
+
 def run(trials: SearchTrials, rows: Rows, count: int | None = None) -> list[int]:
     """Runs so many trials, or all, one after another."""
     ran: list[int] = []
@@ -157,7 +163,7 @@ class TestSearch:
         trials.settled(1)
         assert run(trials, rows) == [2, 3]
         if algorithm == "optuna":
-            study = trials._source._searcher._ot_study  # type: ignore[attr-defined]
+            study = study_of(trials)
             outcomes = [(trial.state.name, trial.value) for trial in study.trials]
             assert outcomes[:2] == [("FAIL", None), ("COMPLETE", 0.7)]
             assert study.trials[1].params == study.trials[0].params
@@ -258,6 +264,19 @@ def test_optuna_learns_from_what_an_earlier_driver_tried() -> None:
     assert sum(later) / len(later) > sum(first) / len(first) + 0.1
 
 
+@pytest.mark.parametrize("drivers", [1, 3])
+def test_optuna_settles_on_the_best_points_and_the_search_goes_on(drivers: int) -> None:
+    """What it did not suggest teaches it too."""
+    space = {DECAY: {"choice": [tenth / 10 for tenth in range(6)]}, "seed": {"int": [0, 5]}}
+    rows = Rows()
+    for _ in range(drivers):
+        trials = rows.search(search_of("optuna", 33, space), rows.tried[:])
+        run(trials, rows, 33 // drivers)
+    assert (trials.exhausted, rows.ended, len({tried.fingerprint for tried in rows.tried})) == (True, 0, 33)
+    learned = [trial.value for trial in study_of(trials).trials if trial.state.name == "COMPLETE"]
+    assert learned == [tried.value for tried in rows.tried]
+
+
 @pytest.mark.parametrize("new_driver", [False, True])
 def test_a_trial_that_only_evaluates_again_teaches_what_it_had_trained(new_driver: bool) -> None:
     """Its process ended in its evaluation, so that the next one tells of no epoch."""
@@ -272,7 +291,7 @@ def test_a_trial_that_only_evaluates_again_teaches_what_it_had_trained(new_drive
         trials = rows.search(search_of("optuna"), rows.tried[:])
     assert trials.suggest("b")["job"]["trial_id"] == 1
     trials.on_trial_complete("b", {"report": ResultReport(Mock(), [])})
-    study = trials._source._searcher._ot_study  # type: ignore[attr-defined]
+    study = study_of(trials)
     assert [trial.value for trial in study.trials if trial.state.name == "COMPLETE"] == [0.9]
 
 
@@ -286,7 +305,7 @@ def test_failures_teach_nothing() -> None:
     trials.on_trial_complete("a", {"report": FailureReport("diverged", "nan")})
     trials.suggest("b")
     trials.on_trial_complete("b", error=True)
-    study = trials._source._searcher._ot_study  # type: ignore[attr-defined]
+    study = study_of(trials)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL"]
 
 
