@@ -41,7 +41,10 @@ _IS_HELD = select(Experiment.id).where(HELD)
 _IS_STOPPING = select(Experiment.stopping).where(HELD)
 _BEAT = update(Experiment).where(HELD).values(heartbeat=Experiment.heartbeat + 1)
 # What the session may have loaded before the lock was its own is read again: of the row what is wanted for every trial.
-_WANTED = Experiment.fence, Experiment.state, Experiment.stopping, Experiment.worker, Experiment.trial_count
+_WANTED = (
+    *(Experiment.fence, Experiment.state, Experiment.stopping, Experiment.worker),
+    *(Experiment.trial_count, Experiment.grid_points),
+)
 _LOCK = select(Experiment).where(HELD).options(load_only(*_WANTED)).with_for_update()
 _LOCK = _LOCK.execution_options(populate_existing=True)
 
@@ -214,12 +217,17 @@ def release(session: Session, lease: Lease, *, drained: bool) -> None:
 def complete(session: Session, lease: Lease) -> bool:
     """Ends the experiment if all its trials are final, and says whether they are; raises `LeaseLostError`.
 
-    One that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its scheduler.
+    Trials that a search has yet to make are not: its driver may be told to stop as the last one that runs ends. An
+    experiment that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its
+    scheduler.
     """
     experiment = lock(session, lease)
     states = select(Tally.state, Tally.trials).where(Tally.experiment_id == experiment.id)
     counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
     if any(counts.get(state) for state in OPEN_TRIALS):
+        return False
+    unmade = 0 if experiment.stopping else experiment.grid_points - experiment.trial_count
+    if unmade > 0 and experiment.spec.get("search") is not None:  # a grid's are duplicates
         return False
     fault("before_complete", broken_connection)
     worker = actor(experiment)

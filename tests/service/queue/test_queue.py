@@ -1333,6 +1333,43 @@ class TestComplete:
         assert not write(database, leases.complete, lease)
         assert table(Experiment)[0].state == ExperimentState.RUNNING
 
+    @pytest.mark.parametrize(
+        ("change", "ends"),
+        [
+            (None, None),
+            ("another", ExperimentState.SUCCEEDED),
+            ("no other", ExperimentState.SUCCEEDED),
+            ("stop", ExperimentState.STOPPED),
+        ],
+    )
+    def test_not_while_a_search_has_trials_to_make(
+        self,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        finish: Finish,
+        change: str | None,
+        ends: ExperimentState | None,
+    ) -> None:
+        """They have no rows yet."""
+        search = {"algorithm": "random", "trials": 2, "space": {"seed": {"int": [0, 9]}}}
+        spec = ExperimentSpec.model_validate({"name": "search", "base": BASE, "search": search})
+        draft = Draft(spec, expand_grid(spec, max_trials=9))
+        experiment_id = database.write(lambda session: submission.submit(session, draft).id)
+        lease = claim()
+        assert not write(database, leases.complete, lease)
+        first = database.write(under(lease, HeldExperiment.add_trial, planned(seed=1)))
+        database.write(under(lease, HeldExperiment.start_trial, first))
+        if change == "stop":
+            write(database, actions.stop, experiment_id)
+        elif change == "no other":
+            database.write(under(lease, HeldExperiment.end_search))
+        finish(lease, first)
+        if change == "another":
+            finish(lease, database.write(under(lease, HeldExperiment.add_trial, planned(seed=2))))
+        assert write(database, leases.complete, lease) == (ends is not None)
+        assert table(Experiment)[0].state == (ends or ExperimentState.RUNNING)
+
     def test_succeeds_if_every_trial_did(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
     ) -> None:
