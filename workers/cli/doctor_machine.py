@@ -178,23 +178,34 @@ def _cards() -> tuple[list[str], list[Finding]]:
     """Every GPU as nvidia-smi describes it, and what is to be said of them."""
     if shutil.which("nvidia-smi") is None:
         if _DEVICE.exists():
-            says = f"{_DEVICE} is there and nvidia-smi is not: GPUs cannot be counted, and no trial is given one"
-            return [], [_gpus.wrong(says, "sudo apt-get install nvidia-utils-580  # of the driver's own version")]
+            mend = "sudo apt-get install nvidia-utils-580  # of the driver's own version"
+            return _unlisted(f"{_DEVICE} is there and nvidia-smi is not", mend)
         return [], [_gpus.ok("no nvidia-smi: trials compute on the CPU")]
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=_DRIVER_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         says = "does not answer" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        return [], [_gpus.wrong(f"nvidia-smi: {says}", "sudo dmesg | grep -i -e nvrm -e xid; sudo reboot")]
+        return _unlisted(f"nvidia-smi: {says}", "sudo dmesg | grep -i -e nvrm -e xid; sudo reboot")
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
         says = f"nvidia-smi finds no GPU: {' '.join((done.stdout + done.stderr).split())[:300]}"
-        return [], [_gpus.wrong(says, "sudo modprobe nvidia || sudo reboot")]
+        return _unlisted(says, "sudo modprobe nvidia || sudo reboot")
     *_, driver = lines[0].split(", ")
     kinds = [", ".join(line.split(", ")[:-1]) for line in lines]
     shown = "; ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     return lines, [_gpus.ok(f"{shown}; driver {driver}")]
+
+
+def _unlisted(says: str, mend: str) -> tuple[list[str], list[Finding]]:
+    """The GPUs that a worker offers all the same where nvidia-smi lists none."""
+    from workers.node.machine import local_gpus
+
+    cards = local_gpus(os.environ)
+    if not cards:
+        return [], [_gpus.wrong(f"{says}: GPUs cannot be counted, and no trial is given one", mend)]
+    offered = f"trials are given GPUs all the same, {len(cards)} of them, whose memory is not known"
+    return cards, [_gpus.warning(f"{says}: {offered}", mend)]
 
 
 def _torch(cards: list[str]) -> Iterator[Finding]:

@@ -66,6 +66,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor_machine, "_DEVICE", tmp_path / "no-device")
+    monkeypatch.setattr("workers.node.machine._DRIVER", tmp_path / "driver")
     monkeypatch.setattr(doctor_files, "_LITTLE_BYTES", 2**30)
     monkeypatch.chdir(tmp_path)
     torch_says(monkeypatch, SEEN)
@@ -661,6 +662,21 @@ class TestGpus:
         monkeypatch.setattr(doctor_machine, "_DEVICE", machine)
         monkeypatch.setattr(shutil, "which", lambda _: None)
         is_wrong(self.look(), "nvidia-smi is not", "nvidia-utils")
+
+    def test_what_the_driver_alone_lists_is_offered_and_looked_at(
+        self, machine: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (machine / "driver" / "0000:01:00.0").mkdir(parents=True)
+        (machine / "driver" / "0000:01:00.0" / "information").write_text("Model: H100\nGPU UUID: GPU-1111-a\n")
+        torch_says(monkeypatch, SEEN | {"available": True, "gpus": 1})
+        monkeypatch.setattr(doctor_machine, "_DEVICE", machine)
+        says = "trials are given GPUs all the same, 1 of them, whose memory is not known"
+        is_warning(self.look(), f"nvidia-smi is not: {says}", "nvidia-utils")
+        program(machine, "nvidia-smi", "echo 'Unable to determine the device handle for GPU0: Unknown Error'; exit 15")
+        is_warning(self.look(), f"GPU0: Unknown Error: {says}", "reboot")
+        is_ok(self.look(), "torch 2.15.0+cu132 computes on them")
+        torch_says(monkeypatch, SEEN, "the card is gone")
+        is_wrong(self.look(), "can use no GPU: the card is gone", "reboot")
 
     def test_torch_cannot_use_them(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program(machine, "nvidia-smi", f"echo '{CARD}'")
