@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -40,6 +41,10 @@ seen = {"cuda": torch.version.cuda, "available": there, "gpus": torch.cuda.devic
 print(json.dumps(seen | {"environment": describe_environment(find_device("auto"))}))
 """
 """Run in a process of its own: torch takes seconds to import, and a wedged driver makes it wait for ever."""
+_ERROR = re.compile(r"[\w.]+(Error|Exception): ")
+"""How the line of a traceback begins that names the error; what CUDA says goes on with advice below it."""
+_NO_ROOM = re.compile(r"\bCUDA\b.*(out of memory|busy or unavailable)")
+"""Of a card that is full, or, in compute mode `EXCLUSIVE_PROCESS`, another process's: that may be a trial."""
 
 
 class _Seen(TypedDict):
@@ -221,8 +226,13 @@ def _torch(cards: list[str]) -> Iterator[Finding]:
     try:
         seen: _Seen = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        yield _gpus.wrong(f"torch cannot compute: {last}", by_hand if cards else _PINNED)
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        reason = next(filter(_ERROR.match, reversed(lines)), lines[-1])
+        if _NO_ROOM.search(reason):
+            says = f"torch finds no room on a GPU, as where trials compute there: {reason}"
+            yield _gpus.warning(says, "nvidia-smi  # who has it; without any, look for Xid in dmesg")
+        else:
+            yield _gpus.wrong(f"torch cannot compute: {reason}", by_hand if cards else _PINNED)
         return
     cuda, version = seen["cuda"], seen["environment"]["torch"]
     if cards and cuda is None:

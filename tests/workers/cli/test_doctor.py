@@ -714,6 +714,19 @@ class TestGpus:
         monkeypatch.setattr(doctor_machine, "_PROBE", "raise ImportError('libcudart.so.13: no such file')")
         is_wrong(self.look(), "torch cannot compute: ImportError: libcudart.so.13", "pip install")
 
+    def test_of_what_cuda_says_the_reason_is_told(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And where it is that there is no room, trials may have it."""
+        program(machine, "nvidia-smi", f"echo '{CARD}'")
+        probe = "class AcceleratorError(RuntimeError): pass\nraise AcceleratorError('CUDA error: {}{}')"
+        advice = r"\nCUDA kernel errors might be asynchronously reported at some other API call\nCompile with `X`.\n"
+        monkeypatch.setattr(doctor_machine, "_PROBE", probe.format("uncorrectable ECC error encountered", advice))
+        is_wrong(self.look(), "torch cannot compute: AcceleratorError: CUDA error: uncorrectable ECC error", "python")
+        for says in ("out of memory", "CUDA-capable device(s) is/are busy or unavailable"):
+            monkeypatch.setattr(doctor_machine, "_PROBE", probe.format(says, advice))
+            is_warning(
+                self.look(), f"as where trials compute there: AcceleratorError: CUDA error: {says}", "nvidia-smi"
+            )
+
     def test_torch_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor_machine, "_PROBE", "import time; time.sleep(20)")
         monkeypatch.setattr(doctor_machine, "_TORCH_SECONDS", 0.1)
