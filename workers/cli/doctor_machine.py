@@ -181,6 +181,8 @@ def look_at_gpus(settings: "Settings | None") -> list[Finding]:
 
 def _cards() -> tuple[list[str], list[Finding]]:
     """Every GPU as nvidia-smi describes it, and what is to be said of them."""
+    from workers.node.processes import heard
+
     if shutil.which("nvidia-smi") is None:
         if _DEVICE.exists():
             mend = "sudo apt-get install nvidia-utils-580  # of the driver's own version"
@@ -188,7 +190,7 @@ def _cards() -> tuple[list[str], list[Finding]]:
         return [], [_gpus.ok("no nvidia-smi: trials compute on the CPU")]
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=_DRIVER_SECONDS)
+        done = heard(query, _DRIVER_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         says = "does not answer" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         return _unlisted(f"nvidia-smi: {says}", "sudo dmesg | grep -i -e nvrm -e xid; sudo reboot")
@@ -215,10 +217,11 @@ def _unlisted(says: str, mend: str) -> tuple[list[str], list[Finding]]:
 
 def _torch(cards: list[str]) -> Iterator[Finding]:
     """What torch says in a process of its own; the run's environment is told among the versions."""
+    from workers.node.processes import heard
+
     by_hand = "python -c 'import torch; print(torch.cuda.is_available())'"
-    command = [sys.executable, "-c", _PROBE]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TORCH_SECONDS)
+        done = heard([sys.executable, "-c", _PROBE], _TORCH_SECONDS)
     except subprocess.TimeoutExpired:
         yield _gpus.wrong(f"torch says nothing for {_TORCH_SECONDS:.0f} s", by_hand)
         return
