@@ -135,6 +135,10 @@ class TrialTrainable(tune.Trainable):
         if gpus == 0:
             # Whoever started the cluster: without a GPU reserved it shows all of them, or none.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        elif cards := _cards():
+            # As Ray does, unless it was told not to (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES): with all of them in
+            # sight every trial of a node would compute on the first.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards)
         import torch  # here, as drivers import this module, and compute nothing
 
         from ttsv.config.memory import allocator_share
@@ -253,7 +257,7 @@ _FETCHES, _FETCHED = (StageReport(StageProgress(stage=FETCHING, done=done, total
 
 def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
-    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
+    gpus = _cards()
     host, node = _here()
     offered = os.environ.get(OFFERED, "").split(",")
     gpus = [str(offered.index(gpu)) if gpu in offered else gpu for gpu in gpus]  # people count them
@@ -313,6 +317,11 @@ def _silence() -> Iterator[Report]:
     """Never says anything."""
     threading.Event().wait()
     yield from ()
+
+
+def _cards() -> list[str]:
+    """The GPUs that Ray gave to this process, by what the node calls them; none outside a cluster."""
+    return ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
 
 
 def _here() -> tuple[str, str | None]:

@@ -663,6 +663,21 @@ def test_without_a_gpu_reserved_it_sees_none(
     assert shares == ([0.4375] if gpus == 0.5 else [])
 
 
+def test_of_the_cards_of_a_node_it_sees_those_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: list[float]
+) -> None:
+    """Where Ray was told not to hide the others, too (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES)."""
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["GPU-8", "MIG-9"], "TPU": []})
+    monkeypatch.setattr("workers.trial_process.trainable.ray.is_initialized", lambda: True)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.get_runtime_context", lambda: context)
+    for gpus, visible in ((2.0, "GPU-8,MIG-9"), (0.0, "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7,GPU-8,MIG-9")
+        trainable = TrialTrainable.__new__(TrialTrainable)
+        trainable.setup(config(tmp_path, good) | {"gpus": gpus})
+        trainable.cleanup()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
 @pytest.mark.parametrize("ending", ["result", "failure", "crash"])
 def test_it_says_at_its_end_what_it_used(
     trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
