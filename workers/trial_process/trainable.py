@@ -166,7 +166,11 @@ class TrialTrainable(tune.Trainable):
         """
         if self._broken:
             raise BrokenContextError(f"{UNABLE} {socket.gethostname()} in a process whose card or libraries failed")
-        self._end()
+        try:
+            self._end()
+        except DeviceError as error:  # while no trial was here: the next one is not charged with it
+            self._broken = True
+            raise BrokenContextError(f"{UNABLE} {socket.gethostname()} in an idle process: {error}") from error
         self._begin(cast(TuneConfig, new_config))
         return True
 
@@ -214,10 +218,12 @@ class TrialTrainable(tune.Trainable):
         import torch
 
         from ttsv.runtime.devices import return_freed_memory
+        from ttsv.runtime.failures import known_failures
 
         return_freed_memory()
         if torch.cuda.is_initialized() and not self._broken:  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
+            with known_failures():
+                torch.cuda.empty_cache()
 
     def _next_report(self) -> Report:
         if self._unable is not None:

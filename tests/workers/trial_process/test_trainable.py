@@ -36,6 +36,7 @@ from ttsv.trial import run_trial
 from workers.node.depot.data_sets import OtherDataError
 from workers.trial_process.messages import (
     NOT_TAKEN,
+    UNABLE,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -459,6 +460,21 @@ def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
     with pytest.raises(BrokenContextError, match="no trial can run on"):
         trainable.reset_config(config(tmp_path, good))
     assert f"ERROR {error.failure}: {error}" in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()
+
+
+def test_a_context_that_breaks_between_two_trials_is_not_the_next_ones_fault(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another client of the same card under MPS."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", fail)
+    for words in ("in an idle process: a kernel failed, .* illegal memory", "whose card or libraries failed"):
+        with pytest.raises(BrokenContextError, match=f"^{UNABLE} {socket.gethostname()} .*{words}"):
+            trainable.reset_config(config(tmp_path, good))
 
 
 @pytest.mark.parametrize(
