@@ -86,7 +86,9 @@ _BROKEN = re.compile(
 
 def _device_failure(error: Exception) -> TrialError | None:
     """What an error of a GPU is for a trial; None for one that is not a GPU's."""
-    text, line = str(error), first_line(error)
+    line = first_line(error)
+    # Below CUDA's own error torch adds advice, and (2.15) what the driver has logged, be it of earlier errors.
+    text = line if isinstance(error, torch.AcceleratorError) else str(error)
     if _NO_MEMORY.search(text) or (_NO_ROOM_FOR_A_WAY.search(text) and _nearly_full()):
         return OutOfMemoryError(f"the trial does not fit the device: {line}")
     if _OTHER_BUILD.search(text):

@@ -96,6 +96,12 @@ def test_what_a_gpu_says_is_a_class_of_failure(error: Exception, kind: type[Tria
     assert isinstance(found.value, DeviceError) == (kind in (BrokenContextError, LostDeviceError))
 
 
+def test_what_the_driver_logged_of_another_error_is_not_this_one() -> None:
+    logged = "\n[1127.10:42] CUDA error: out of memory in cuMemAlloc\n[1127.10:43] Xid 31: MPS client, unknown error"
+    with pytest.raises(BrokenContextError, match="a kernel failed"), known_failures():
+        raise ACCELERATOR(f"CUDA error: device-side assert triggered{ADVICE}{logged}")
+
+
 @pytest.mark.parametrize(
     "says", ["GET was unable to find an engine to execute this computation", "CUBLAS_STATUS_NOT_INITIALIZED"]
 )
