@@ -114,6 +114,10 @@ def _device_failure(error: Exception) -> TrialError | None:
     return None
 
 
+NEVER = re.compile(r"not compiled with CUDA|driver on your system is too old")
+"""What torch says of a GPU that it cannot use until another torch, or another driver, is installed."""
+
+
 def why_no_card() -> str | None:
     """Why this process cannot use the GPU that it was given, in CUDA's words; None where it can."""
     try:

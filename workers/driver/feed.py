@@ -205,6 +205,8 @@ class Feed(Searcher):
         report = result.get("report")
         if isinstance(report, StartedReport) and report.node is not None:
             self._nodes[trial_id] = report.node
+            if report.hinders:
+                self._slots.hindered(self._at_work.get(trial_id, 0), report.node)
         elif isinstance(report, EpochReport | ResultReport) or (isinstance(report, StageReport) and report.further):
             self._slots.got_on(self._at_work.get(trial_id, 0), self._nodes.get(trial_id, ""))
 

@@ -122,13 +122,15 @@ UNABLE = "no trial can run on"
 class StartedReport:
     """The trial begins in its process: on this host, with these GPUs of it; `environment` its provenance.
 
-    `host` names the node too where the machine has several; `node` is its id, None outside a cluster.
+    `host` names the node too where the machine has several; `node` is its id, None outside a cluster. `hinders`: no
+    trial can run in that process, which ends next.
     """
 
     host: str
     gpus: list[str]
     environment: Mapping[str, object] | None = field(default=None, compare=False)
     node: str | None = field(default=None, compare=False)
+    hinders: bool = field(default=False, compare=False)
 
     @property
     def place(self) -> str:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -192,10 +192,32 @@ class TrialTrainable(tune.Trainable):
         self._reports = _silence()
 
     def _begin(self, config: TuneConfig) -> None:
+        if (error := self._hindrance()) is not None:
+            self._reports = _turned_away(error)
+            return
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
         self._reports = _reports(
             Job(**config["job"]), config["run"], Path(config["data_dir"]), config.get("home"), pause
         )
+
+    def _hindrance(self) -> DeviceError | None:
+        """Why no trial can run in this process; None where one can."""
+        host = socket.gethostname()
+        if self._unable is not None:
+            return BrokenContextError(f"{UNABLE} {host}: {self._unable}")
+        if self._refused is None:
+            return None
+        from ttsv.runtime.failures import NEVER
+
+        words = f"torch cannot use the GPU that {host} offers: {self._refused}"
+        if NEVER.search(self._refused):
+            words = f"{words}; `ttsv doctor` there says what mends it"
+            _show_problem(words)
+            if not _have_gpus_elsewhere():
+                return BrokenContextError(words)  # which is charged to the trial: it would wait for ever
+        elif PIPES in os.environ:
+            return BrokenContextError(f"{NOT_TAKEN} on {host}: {self._refused}")
+        return LostDeviceError(words)
 
     def _end(self, *, goes_on: bool = False) -> None:
         """Leaves nothing of the last trial behind, least of all in the GPU's memory.
@@ -226,14 +248,6 @@ class TrialTrainable(tune.Trainable):
                 torch.cuda.empty_cache()
 
     def _next_report(self) -> Report:
-        if self._unable is not None:
-            self._broken = True
-            raise BrokenContextError(f"{UNABLE} {socket.gethostname()}: {self._unable}")
-        if self._refused is not None:
-            self._broken = True
-            if PIPES in os.environ:
-                raise BrokenContextError(f"{NOT_TAKEN} on {socket.gethostname()}: {self._refused}")
-            raise LostDeviceError(f"torch cannot use the GPU that {socket.gethostname()} offers: {self._refused}")
         try:
             return next(self._reports)
         except DeviceError:
@@ -263,10 +277,8 @@ _FETCHES, _FETCHED = (StageReport(StageProgress(stage=FETCHING, done=done, total
 
 def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
-    gpus = _cards()
+    gpus = _numbered(_cards())
     host, node = _here()
-    offered = os.environ.get(OFFERED, "").split(",")
-    gpus = [str(offered.index(gpu)) if gpu in offered else gpu for gpu in gpus]  # people count them
     yield StartedReport(host, gpus, _environment(), node)
     config = TrialConfig.from_dict(job.config)
     final: Report | None = None
@@ -313,6 +325,13 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
     yield final  # once nothing is left to be done here: whoever hears it may end this process
 
 
+def _turned_away(error: DeviceError) -> Iterator[Report]:
+    """Says where it is that no trial can run, so that the next attempt is elsewhere where others have room, and why."""
+    host, node = _here()
+    yield StartedReport(host, _numbered(_cards()), node=node, hinders=True)
+    raise error
+
+
 def _lacks_process(error: Exception) -> bool:
     """Whether the machine refused a thread or a process, of which its user or container has as many as it may."""
     refused = isinstance(error, OSError) and error.errno == errno.EAGAIN
@@ -328,6 +347,24 @@ def _silence() -> Iterator[Report]:
 def _cards() -> list[str]:
     """The GPUs that Ray gave to this process, by what the node calls them; none outside a cluster."""
     return ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
+
+
+def _numbered(cards: Sequence[str]) -> list[str]:
+    """Cards by their numbers among those that the node offers, where these are known: people count them."""
+    offered = os.environ.get(OFFERED, "").split(",")
+    return [str(offered.index(card)) if card in offered else card for card in cards]
+
+
+def _have_gpus_elsewhere() -> bool:
+    """Whether further nodes of the cluster have GPUs, or may have."""
+    if not ray.is_initialized():
+        return False
+    try:
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        return sum(bool(one["Alive"] and one["Resources"].get("GPU")) for one in nodes) > 1
+    except Exception:  # Ray's, of many kinds
+        logger.exception("the nodes of the cluster are not known")
+        return True
 
 
 def _here() -> tuple[str, str | None]:

@@ -316,6 +316,14 @@ class TestHindered:
         table.end("b", 1, again=True)
         assert self.begin(table, "c", "other") == (), "it got on meanwhile"
 
+    def test_so_it_does_where_no_trial_can_run_in_the_process_that_it_was_given(self) -> None:
+        """As where its card is lost: Ray would give that to the next one, too."""
+        table = Table(1, slots=1)
+        table.feed.suggest("a")
+        table.feed.on_trial_result("a", {"report": StartedReport("gpu1", ["0"], node="lost", hinders=True)})
+        table.end("a", 1, again=True)
+        assert self.begin(table, "b", "other") == ("lost",)
+
     def test_where_trials_in_a_row_were_hindered_none_begins_for_a_while(self) -> None:
         table = Table(4, slots=2)
         for number, name in ((1, "a"), (2, "b")):

@@ -105,6 +105,16 @@ def reports(trainable: TrialTrainable) -> list[Report]:
             return found
 
 
+def turned_away(trainable: TrialTrainable, kind: type[DeviceError]) -> str:
+    """Why no trial can run in its process; before that it says where it is."""
+    step = trainable.step()
+    assert (step["report"].hinders, step["done"]) == (True, False)
+    with pytest.raises(DeviceError) as found:
+        trainable.step()
+    assert type(found.value) is kind
+    return str(found.value)
+
+
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Which parts of a card of 8 GiB torch was told that it may fill: CUDA's context takes a sixteenth beside them."""
@@ -382,8 +392,7 @@ def test_a_process_that_mps_does_not_take_ends_before_it_computes(
         assert isinstance(reports(trainable)[-1], ResultReport), "it needs no card"
     else:
         words = f"{NOT_TAKEN} on {socket.gethostname()}: Error 807: MPS server is not ready to accept new MPS client"
-        with pytest.raises(BrokenContextError, match=words):
-            trainable.step()
+        assert turned_away(trainable, BrokenContextError).startswith(words)
         assert waited == [UNABLE_SECONDS]
         with pytest.raises(BrokenContextError, match="no trial can run on"):
             trainable.reset_config(config(tmp_path, good))
@@ -403,11 +412,65 @@ def test_a_process_whose_card_torch_cannot_use_does_not_compute_on_the_processor
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     trainable = TrialTrainable.__new__(TrialTrainable)
     trainable.setup({**config(tmp_path, good), "gpus": 1.0})
-    with pytest.raises(LostDeviceError, match=f"torch cannot use the GPU that {socket.gethostname()} offers: .* 804"):
-        trainable.step()
+    words = f"torch cannot use the GPU that {socket.gethostname()} offers: "
+    assert re.match(f"{words}.* 804", turned_away(trainable, LostDeviceError))
     with pytest.raises(BrokenContextError, match="no trial can run on"):
         trainable.reset_config(config(tmp_path, good))
     trainable.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("says", "others", "kind", "shown"),
+    [
+        ("Torch not compiled with CUDA enabled", [], BrokenContextError, True),
+        ("The NVIDIA driver on your system is too old (found version 12040)", [], BrokenContextError, True),
+        ("Torch not compiled with CUDA enabled", [1.0], LostDeviceError, True),
+        ("CUDA error: uncorrectable ECC error encountered", [], LostDeviceError, False),
+    ],
+    ids=["torch", "driver", "elsewhere", "card"],
+)
+def test_where_no_gpu_is_ever_had_its_node_says_so_and_no_trial_waits_for_ever(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    says: str,
+    others: list[float],
+    kind: type[DeviceError],
+    shown: bool,
+) -> None:
+    """It is charged where no further node has GPUs, and with no card that may come back: that one is named."""
+
+    def refuse() -> None:
+        raise AssertionError(says)
+
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["GPU-bb"]}, get_node_id=lambda: "c6416f7231edaf7b")
+    nodes = [
+        {"Alive": alive, "NodeManagerHostname": f"gpu{number}", "Resources": {"CPU": 1.0} | resources}
+        for number, (alive, resources) in enumerate(
+            [(True, {"GPU": 2.0}), (False, {"GPU": 2.0}), (True, {}), *((True, {"GPU": gpus}) for gpus in others)]
+        )
+    ]
+    problems = list[str]()
+    monkeypatch.setattr("workers.trial_process.trainable.complain", problems.append)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.is_initialized", lambda: True)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.get_runtime_context", lambda: context)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.nodes", lambda: nodes)
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("workers.trial_process.trainable._DEVICES", tmp_path)
+    monkeypatch.setattr("torch.cuda.init", refuse)
+    monkeypatch.setenv("TTSV_OFFERED_CARDS", "GPU-aa,GPU-bb")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
+    (tmp_path / "nvidia0").touch()
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup({**config(tmp_path, good), "gpus": 1.0})
+    report = trainable.step()["report"]
+    assert report == StartedReport(socket.gethostname(), ["1"])
+    assert (report.node, report.hinders) == ("c6416f7231edaf7b", True)
+    words = f"torch cannot use the GPU that {socket.gethostname()} offers: {says}"
+    with pytest.raises(DeviceError) as found:
+        trainable.step()
+    assert type(found.value) is kind
+    assert str(found.value).startswith(words)
+    assert problems == ([f"{words}; `ttsv doctor` there says what mends it"] if shown else [])
 
 
 def test_nothing_is_held_against_a_trial_where_no_trial_can_run(
@@ -419,8 +482,8 @@ def test_nothing_is_held_against_a_trial_where_no_trial_can_run(
     monkeypatch.setitem(sys.modules, "torch", None)
     trainable = TrialTrainable.__new__(TrialTrainable)
     trainable.setup(config(tmp_path, good))
-    with pytest.raises(BrokenContextError, match=f"^no trial can run on {socket.gethostname()}: import of torch"):
-        trainable.step()
+    words = f"no trial can run on {socket.gethostname()}: import of torch"
+    assert turned_away(trainable, BrokenContextError).startswith(words)
     assert waited == [UNABLE_SECONDS]
     with pytest.raises(BrokenContextError, match="no trial can run on"):
         trainable.reset_config(config(tmp_path, good))
