@@ -599,10 +599,13 @@ def test_an_experiment_of_10_000_trials(sqlite_template: Path, tmp_path: Path, b
         assert page.locator(DRAWN).get_attribute("data-drawn") == "2000"
         libraries = 260_000
         assert sum(received) < libraries + 300_000
-        tab.quiet(4)  # longer than what is changed waits to be read
-        received.clear()
-        tab.asked.clear()
-        page.wait_for_timeout(4000)
+        for _ in range(3):  # where others compute it may hear late of what was, and read that once
+            tab.quiet(4)  # longer than what is changed waits to be read
+            received.clear()
+            tab.asked.clear()
+            page.wait_for_timeout(4000)
+            if not tab.asked:
+                break
         assert tab.asked == []
         assert sum(received) < 1000
         large.database.write(lambda session: actions.change(session, 1, {"priority": 3}, expected=lambda _: True))
