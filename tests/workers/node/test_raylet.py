@@ -41,16 +41,16 @@ def names(folder: Path) -> list[str]:
 
 def test_what_nobody_needs_goes(tmp_path: Path, start: Start) -> None:
     session = tmp_path / "session_2026-11-28_09-30-58_002207_4552"
-    claims = {}
-    for number, name in enumerate(("1-1", "2-1", "3-2", "4-1", "5-1")):
+    claims = {}  # of numbers that no driver has of what runs beside these tests
+    for number, name in enumerate(("987651-1", "987652-1", "987653-2", "987654-1", "987655-1")):
         claims[name] = session / f"artifacts/2026-11-28_10-42-5{number % 4}/{name}"
         (claims[name] / "working_dirs/trial-7-4083d33a").mkdir(parents=True)
         (claims[name] / "driver_artifacts").mkdir()
         (claims[name] / "driver_artifacts/experiment_state-1.json").touch()
         aged(claims[name], 2 * SETTLED_SECONDS)
-    aged(claims["2-1"] / "working_dirs", 60)  # a trial has just begun there
-    start(cwd=claims["3-2"] / "working_dirs/trial-7-4083d33a")
-    start("--experiment", "4", "--fence", "1")
+    aged(claims["987652-1"] / "working_dirs", 60)  # a trial has just begun there
+    start(cwd=claims["987653-2"] / "working_dirs/trial-7-4083d33a")
+    start("--experiment", "987654", "--fence", "1")
     logs = session / "logs"
     logs.mkdir()
     for name in ("worker-old.err", "python-core-driver-old.log", "raylet.out", "gcs_server.out", "worker-new.out"):
@@ -58,7 +58,7 @@ def test_what_nobody_needs_goes(tmp_path: Path, start: Start) -> None:
         aged(logs / name, 4 * 86400 if "new" not in name else 86400)
     time.sleep(0.5)  # until they are what was started
     clear(tmp_path)
-    assert {name for name, claim in claims.items() if claim.exists()} == {"2-1", "3-2", "4-1"}
+    assert {name for name, claim in claims.items() if claim.exists()} == {"987652-1", "987653-2", "987654-1"}
     assert names(session / "artifacts") == [f"2026-11-28_10-42-5{number}" for number in (1, 2, 3)]
     assert names(logs) == ["gcs_server.out", "raylet.out", "worker-new.out"]
     clear(tmp_path / "nothing")
