@@ -170,7 +170,7 @@ def check_quota(session: Session, principal: Principal, trials: int) -> None:
     if principal.project_id is None or trials == 0:
         return
     # Locked, so that two requests at once do not both take the last place.
-    project = session.scalar(select(Project).where(Project.id == principal.project_id).with_for_update())
+    project = session.scalar(select(Project).where(Project.id == principal.project_id).with_for_update(key_share=True))
     if project is None or (project.max_queued_trials is None and project.max_gpu_hours is None):
         return
     used = usage(session, project.id)

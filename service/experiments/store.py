@@ -124,7 +124,8 @@ def get_experiment(
 
     `locked` locks its row until the transaction ends. What the session loaded of it before is read again then.
     """
-    experiment = session.get(Experiment, experiment_id, with_for_update=locked or None, populate_existing=locked)
+    lock = {"key_share": True} if locked else None
+    experiment = session.get(Experiment, experiment_id, with_for_update=lock, populate_existing=locked)
     foreign = experiment is not None and project_id is not None and experiment.project_id != project_id
     if experiment is None or foreign or experiment.deleted_at is not None:
         raise NotFoundError(f"there is no experiment {experiment_id}")

@@ -334,7 +334,7 @@ def give_up_unfit(session: Session, experiment_id: int, worker: str, reason: str
     experiment = session.scalar(
         select(Experiment)
         .where(Experiment.id == experiment_id, Experiment.state == ExperimentState.QUEUED)
-        .with_for_update()
+        .with_for_update(key_share=True)
         .execution_options(populate_existing=True)
     )
     if experiment is None:

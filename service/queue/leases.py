@@ -45,7 +45,7 @@ _WANTED = (
     *(Experiment.fence, Experiment.state, Experiment.stopping, Experiment.worker),
     *(Experiment.trial_count, Experiment.grid_points),
 )
-_LOCK = select(Experiment).where(HELD).options(load_only(*_WANTED)).with_for_update()
+_LOCK = select(Experiment).where(HELD).options(load_only(*_WANTED)).with_for_update(key_share=True)
 _LOCK = _LOCK.execution_options(populate_existing=True)
 
 
@@ -127,8 +127,9 @@ def claim(
     if experiment_id is not None:
         queued = queued.where(Experiment.id == experiment_id)
     queued = queued.order_by(Experiment.priority.desc(), Experiment.id).limit(1)
-    # SQLite has no such clause: BEGIN IMMEDIATE serves there.
-    found = session.scalar(queued.with_for_update(skip_locked=True))
+    # SQLite has no such clause: BEGIN IMMEDIATE serves there. `key_share`, as everywhere: no key is changed, and
+    # who adds a row that refers to the experiment neither hides it from a claim nor waits for a lease's writes.
+    found = session.scalar(queued.with_for_update(skip_locked=True, key_share=True))
     if found is None:
         return None
     experiment = session.get_one(Experiment, found, populate_existing=True)
@@ -182,7 +183,7 @@ def reap(session: Session, seen: Watched, by: str = "reaper") -> bool:
             Experiment.heartbeat == seen.heartbeat,
             Experiment.state == ExperimentState.RUNNING,
         )
-        .with_for_update()
+        .with_for_update(key_share=True)
         .execution_options(populate_existing=True)
     )
     if experiment is None:

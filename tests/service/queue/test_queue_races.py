@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Result, Score, Trial, TrialState
+from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Result, Score, Tag, Trial, TrialState
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store
@@ -122,6 +122,19 @@ class TestTwo:
         experiment_id = submit()
         found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None, experiment_id)] * 2)
         assert found == (Lease(experiment_id, 1), None)
+
+    @pytest.mark.parametrize("asked_for", [True, False])
+    def test_a_row_that_refers_to_it_hides_no_experiment(
+        self, submit: Submit, database_url: str, asked_for: bool
+    ) -> None:
+        """Whoever inserts one holds a lock on the experiment's key, until its transaction ends."""
+        first, _ = submit(), submit()
+        _, lease = overlap(
+            database_url,
+            lambda session: session.add(Tag(experiment_id=first, name="x")),
+            lambda session: leases.claim(session, "worker", None, first if asked_for else None),
+        )
+        assert lease == Lease(first, 1)
 
     def test_claims_of_different_ones_do_not_wait_for_each_other(self, submit: Submit, database_url: str) -> None:
         """On Postgres; and neither gives way to another experiment than the one it was asked for."""
