@@ -16,6 +16,7 @@ HUNG_SECONDS = 300.0
 _LOOK_SECONDS = 1.0
 _limit = _left = math.inf
 """What the innermost block may take that the main thread is in, and what is left of that."""
+_waiting = False
 
 
 @contextmanager
@@ -33,8 +34,18 @@ def ended_if_hung(seconds: float | None = None) -> Iterator[None]:
 @contextmanager
 def unlimited() -> Iterator[None]:
     """A block within such a block that may take any time: a database that stands still is waited for."""
+    global _waiting
     with _limited(math.inf):
-        yield
+        _waiting = True
+        try:
+            yield
+        finally:
+            _waiting = False
+
+
+def is_waiting() -> bool:
+    """Whether the main thread is in a block that may take any time: it hears no trial meanwhile."""
+    return _waiting
 
 
 def turn() -> None:

@@ -15,6 +15,7 @@ import ray
 
 from service.database.experiments import Pace
 from service.queue.attempts import hung_seconds
+from workers.driver import hanging
 from workers.trial_process.messages import Job
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Verdict(Enum):
 class _Attempt:
     """When it `began`, `reported` last, and was `heard` of, by a report or by a sign of life, whose `headway` it is.
 
-    While it `waits` for files its time stands still. One that is `leaving` was asked to end by itself, and what it did
+    Those are in seconds in which it could be heard. While it `waits` for files its time stands still. One that is `leaving` was asked to end by itself, and what it did
     is stored once it has `left`.
     """
 
@@ -62,7 +63,8 @@ class Watchdog:
     """Kills processes of attempts: that take too long, hung steps included, say nothing, or are to give way.
 
     `judge` is called with the trial, the verdict and the seconds that decided it, before the process ends. A timer of
-    its own watches: Tune's loop learns nothing of a trial that says nothing.
+    its own watches: Tune's loop learns nothing of a trial that says nothing. While that loop waits for the database
+    each trial stands still at its next report, and so does its time.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Watchdog:
         self._killed: set[int] = set()
         self._unkilled: list[_Attempt] = []
         self._most, self._staying = sys.maxsize, dict[str, int]()
-        self._moment, self._counted = time.monotonic(), 0.0
+        self._moment, self._counted, self._unheard = time.monotonic(), 0.0, 0.0
         self._lock = threading.Lock()
         self._over, self._look = threading.Event(), threading.Event()
 
@@ -90,7 +92,7 @@ class Watchdog:
         """A process (Ray's handle of its actor) works on the trial; `job` tells this attempt from others."""
         with self._lock:
             self._killed.discard(trial_id)
-            now = self._now()
+            now = self._heard_seconds()
             self._running[trial_id] = _Attempt(actor, job, began=now, reported=now, heard=now)
             self._choose()  # it may have been handed out before fewer might run
 
@@ -100,7 +102,7 @@ class Watchdog:
             attempt = self._running.get(trial_id)
             if attempt is None:
                 return
-            now = self._now()
+            now = self._heard_seconds()
             attempt.longest_pause = max(attempt.longest_pause, now - attempt.reported)
             attempt.began += now - attempt.reported if attempt.waits else 0.0
             attempt.waits = waits
@@ -111,7 +113,7 @@ class Watchdog:
             if attempt.yields_at is None or attempt.leaving:
                 return
             attempt.leaving = True
-            attempt.yields_at = max(attempt.yields_at, now + LEAVE_SECONDS)
+            attempt.yields_at = max(attempt.yields_at, self._now() + LEAVE_SECONDS)
         attempt.actor.give_way.remote().future().add_done_callback(partial(self._has_left, attempt))
 
     def running(self) -> dict[int, Job | None]:
@@ -123,7 +125,7 @@ class Watchdog:
         """For how many seconds nothing was heard of the trial; 0 where it does not run."""
         with self._lock:
             attempt = self._running.get(trial_id)
-            return 0.0 if attempt is None else self._now() - attempt.heard
+            return 0.0 if attempt is None else self._heard_seconds() - attempt.heard
 
     def got_on(self, trial_id: int, headway: int) -> bool:
         """The trial has got on so often; whether that is news, and a sign of life. None gives way upon it.
@@ -134,7 +136,7 @@ class Watchdog:
             attempt = self._running.get(trial_id)
             if attempt is None or attempt.headway == headway:
                 return False
-            attempt.headway, attempt.heard = headway, self._now()
+            attempt.headway, attempt.heard = headway, self._heard_seconds()
             return True
 
     def pace(self, trial_id: int, *, reports: bool = True) -> Pace:
@@ -143,7 +145,7 @@ class Watchdog:
         Else it is a sign of life that came now, which ends no pause.
         """
         with self._lock:
-            now = self._now()
+            now = self._heard_seconds()
             attempt = self._running.get(trial_id)
             if attempt is None:  # it was killed just now
                 return {"reported": 0.0, "longest_pause": 0.0}
@@ -209,13 +211,13 @@ class Watchdog:
     def _verdicts(self) -> list[tuple[int, Verdict, float]]:
         found = []
         with self._lock:
-            now = self._now()
+            now, heard = self._now(), self._heard_seconds()
             for trial_id, attempt in self._running.items():
                 hung = hung_seconds(self._hung_after, attempt.longest_pause)
-                spent = (attempt.reported if attempt.waits else now) - attempt.began
+                spent = (attempt.reported if attempt.waits else heard) - attempt.began
                 if self._timeout is not None and spent > self._timeout:
                     found.append((trial_id, Verdict.TIMEOUT, self._timeout))
-                elif now - attempt.heard > hung:
+                elif heard - attempt.heard > hung:
                     found.append((trial_id, Verdict.HUNG, hung))
                 elif attempt.left or (attempt.yields_at is not None and now > attempt.yields_at):
                     found.append((trial_id, Verdict.YIELD, 0.0))
@@ -224,9 +226,15 @@ class Watchdog:
     def _now(self) -> float:
         """The seconds that were counted until now: what a paused container's clock goes on by is not among them."""
         moment = time.monotonic()
-        self._counted += min(moment - self._moment, MOST_STEP)
+        step = min(moment - self._moment, MOST_STEP)
+        self._counted += step
+        self._unheard += step if hanging.is_waiting() else 0.0
         self._moment = moment
         return self._counted
+
+    def _heard_seconds(self) -> float:
+        """Those of them in which Tune's loop could hear trials, to half a second."""
+        return self._now() - self._unheard
 
     def _end(self, trial_id: int, verdict: Verdict, seconds: float) -> None:
         attempt = self._condemn(trial_id)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from workers.driver import hanging
 from workers.driver.tuner import Passes
 from workers.driver.watchdog import Verdict, Watchdog
 
@@ -228,6 +229,24 @@ def test_nothing_is_held_against_a_trial_while_the_machine_stood_still(killer: K
     assert killer.said == []
     assert 15 <= watchdog.silence(1) < 25
     assert watchdog.pace(1)["reported"] < 25
+
+
+@pytest.mark.slow
+def test_nothing_is_held_against_a_trial_while_the_database_stands_still(killer: Killer) -> None:
+    """Tune's loop hears none of its reports meanwhile; one that is to give way does so for all that."""
+    watchdog = killer.watchdog(timeout=2, hung_after=1.5)
+    watchdog.began(1, "actor 1")
+    watchdog.began(2, "actor 2")
+    with hanging.unlimited():
+        time.sleep(2.5)
+        assert killer.said == []
+        assert watchdog.silence(1) < 1
+        with watchdog._lock:
+            watchdog._running[2].yields_at = watchdog._now()
+        eventually(lambda: killer.killed)
+    assert killer.said == [(2, Verdict.YIELD, 0.0)]
+    eventually(lambda: len(killer.said) > 1)
+    assert killer.said[1:] == [(1, Verdict.HUNG, 1.5)]
 
 
 def test_a_new_attempt_is_measured_anew(killer: Killer) -> None:
