@@ -43,7 +43,7 @@ A spec is a JSON object, or the YAML that says the same; unknown keys are refuse
 | `search` | trials that Ray Tune's searchers find (below), instead of the four above | null |
 | `scheduler` | `{{"type": "fifo"}}`, or `{{"type": "asha"}}` (below) | every trial runs to its end |
 | `resources` | `cpus`, `gpus`, `memory_gib` that Ray reserves for a trial; fractions of a GPU share it | 1, 0, none |
-| `timeout_seconds` | an attempt that takes longer, but for waits for files and the database, is killed; its trial fails | null: no limit |
+| `timeout_seconds` | an attempt that takes longer, its waits apart, is killed; its trial fails | null: no limit |
 | `hung_after` | a trial silent, and without a step, for so many seconds is tried again | null: by its own pace |
 | `max_concurrent_trials` | at most so many trials at a time | null: as many as fit |
 | `order` | `grid`, `random`, or `seeds-last`: one seed of every cell first | `grid` |

@@ -41,8 +41,8 @@ class Verdict(Enum):
 class _Attempt:
     """When it `began`, `reported` last, and was `heard` of, by a report or by a sign of life, whose `headway` it is.
 
-    Those are in seconds in which it could be heard. While it `waits` for files its time stands still. One that is `leaving` was asked to end by itself, and what it did
-    is stored once it has `left`.
+    Those are in seconds in which it could be heard. While it `waits` for files its time stands still. One that is
+    `leaving` was asked to end by itself, and what it did is stored once it has `left`.
     """
 
     actor: Any
