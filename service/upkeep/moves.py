@@ -9,7 +9,7 @@ from pathlib import Path
 
 from service.errors import UserError
 from service.settings import Settings
-from service.storage import Objects, open_storage
+from service.storage import Objects, open_storage, without_secrets
 from service.storage.store import sync_folder
 
 JOURNAL = "restore.json"
@@ -36,9 +36,13 @@ class Move:
 
 @dataclass(frozen=True)
 class ObjectsMove:
-    """A move of all that is in a folder of an object store: one after the other, so it may be done in part."""
+    """A move of all that is in a folder of an object store: one after the other, so it may be done in part.
+
+    `place` is the store's, as it may be shown.
+    """
 
     store: Objects
+    place: str
     source: str
     target: str
 
@@ -47,7 +51,7 @@ class ObjectsMove:
         self.store.move(self.source, self.target)
 
     def undo(self) -> None:
-        """Takes it back, as far as it was done: nothing else was in the target."""
+        """Takes it back, as far as it was done: nothing else is in the target before a move before it is taken back."""
         self.store.move(self.target, self.source)
 
 
@@ -74,15 +78,16 @@ class Journal:
             found = json.loads((settings.data_dir / JOURNAL).read_bytes())
         except FileNotFoundError:
             return None
-        store = None if settings.storage is None else open_storage(settings.storage)
         moves: list[Move | ObjectsMove] = []
-        for source, target, *in_store in found["moves"]:
-            if not in_store:
+        for source, target, *place in found["moves"]:
+            if not place:
                 moves.append(Move(Path(source), Path(target)))
-            elif isinstance(store, Objects):
-                moves.append(ObjectsMove(store, source, target))
-            else:
-                raise UserError("TTSV_STORAGE must name the bucket that the restore went into which was cut short")
+                continue
+            if settings.storage is None or without_secrets(settings.storage) != place[0]:
+                raise UserError(f"TTSV_STORAGE must name {place[0]}, into which the restore went that was cut short")
+            store = open_storage(settings.storage)
+            assert isinstance(store, Objects), "it was one when this was written"
+            moves.append(ObjectsMove(store, place[0], source, target))
         return cls(settings.data_dir, found["id"], moves, found["done"])
 
     def begin(self, moves: Moves) -> None:
@@ -99,6 +104,10 @@ class Journal:
         """Takes back what was done of them. Of one more it is not known: it was done where its source is gone."""
         for move in reversed(self._moves[: self._done + 1]):
             move.undo()
+            self._done -= 1
+            if isinstance(move, ObjectsMove):
+                # Written down before another is: what is back by then must not be taken for what this one had brought.
+                self._write()
         self.end()
 
     def end(self) -> None:
@@ -108,7 +117,7 @@ class Journal:
 
     def _write(self) -> None:
         moves = [
-            [str(one.source), str(one.target), *(["in the store"] if isinstance(one, ObjectsMove) else [])]
+            [str(one.source), str(one.target), *([one.place] if isinstance(one, ObjectsMove) else [])]
             for one in self._moves
         ]
         draft = self._path.with_name(f"{JOURNAL}.partial")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from service.errors import UserError
 from service.settings import Settings
-from service.storage import Objects, open_storage
+from service.storage import Objects, open_storage, without_secrets
 from service.upkeep.archive import FileEntry, Manifest
 from service.upkeep.moves import Move, Moves, ObjectsMove
 from service.upkeep.places import removed
@@ -27,7 +27,7 @@ class Shelf:
             return Shelf()
         store = open_storage(settings.storage)
         if isinstance(store, Objects):
-            return _ObjectsShelf(store)
+            return _ObjectsShelf(store, without_secrets(settings.storage))
         folder = Path(settings.storage)
         return Shelf() if folder.resolve() == settings.data_dir.resolve() else _FolderShelf(folder)
 
@@ -106,8 +106,8 @@ class _FolderShelf(Shelf):
 class _ObjectsShelf(Shelf):
     """The bucket that `TTSV_STORAGE` names."""
 
-    def __init__(self, store: Objects) -> None:
-        self._store = store
+    def __init__(self, store: Objects, place: str) -> None:
+        self._store, self._place = store, place
 
     def filled(self) -> bool:
         return bool(self._store.folders(TRIALS, partial=True))
@@ -119,7 +119,7 @@ class _ObjectsShelf(Shelf):
         self._store.remove(STAGE)
 
     def make_room(self, aside: str) -> Moves:
-        return [ObjectsMove(self._store, TRIALS, f"{aside}/{TRIALS}")] if self.filled() else []
+        return [ObjectsMove(self._store, self._place, TRIALS, f"{aside}/{TRIALS}")] if self.filled() else []
 
     def where(self, aside: str) -> str:
         return f"{aside} of the store"
@@ -132,7 +132,7 @@ class _ObjectsShelf(Shelf):
         staged.unlink()
 
     def moves(self) -> Moves:
-        return [ObjectsMove(self._store, f"{STAGE}/{TRIALS}", TRIALS)]
+        return [ObjectsMove(self._store, self._place, f"{STAGE}/{TRIALS}", TRIALS)]
 
 
 def _of_trials(manifest: Manifest) -> list[int]:

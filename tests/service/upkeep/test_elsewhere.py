@@ -33,6 +33,7 @@ from service.upkeep.files import DataFolder
 from service.upkeep.moves import Journal, Move
 from service.upkeep.places import Bucket, Disk
 from service.upkeep.retention import Rules, finish, plan, prune
+from service.upkeep.shelves import STAGE
 from service.upkeep.target import Target
 from tests.held import under
 from tests.service.upkeep.conftest import write_checkpoint
@@ -264,9 +265,12 @@ class TestRestore:
         for step in range(20):
             if not self._cut(place, file, step, monkeypatch):
                 break
-            journal = Journal.read(place)
-            if journal is not None:
-                journal.undo()
+            for back in range(20):
+                if not self._undo_cut(place, back, monkeypatch):
+                    break
+            else:
+                pytest.fail("it is never taken back")
+            store_of(place).remove(STAGE)
             assert in_store(place) == old, step
         else:
             pytest.fail("it never came to its end")
@@ -297,14 +301,41 @@ class TestRestore:
                 return True
         return False
 
+    def _undo_cut(self, place: Settings, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+        """Whether taking it back is cut off after so many changes, as it was before after fewer."""
+        count = 0
+
+        def killed_at(genuine: Callable[..., Any]) -> Callable[..., Any]:
+            def changed(*given: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count > step:
+                    raise _Killed
+                return genuine(*given)
+
+            return changed
+
+        journal = Journal.read(place)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", killed_at(Path.rename))
+            patch.setattr(Objects, "_copy_file", killed_at(Objects._copy_file))
+            try:
+                if journal is not None:
+                    journal.undo()
+            except _Killed:
+                return True
+        return False
+
     def test_one_that_went_into_a_bucket_is_ended_with_that_bucket(
         self, file: Path, place: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if isinstance(store_of(place), Folder):
             pytest.skip("renames in a folder need no store")
         assert self._cut(place, file, 0, monkeypatch)
-        with pytest.raises(UserError, match="TTSV_STORAGE must name the bucket"):
+        with pytest.raises(UserError, match=r"TTSV_STORAGE must name s3://target\S*, into which"):
             restore.restore(place.model_copy(update={"storage": None}), file, force=True)
+        with pytest.raises(UserError, match=r"TTSV_STORAGE must name s3://target\S*, into which"):
+            restore.restore(place.model_copy(update={"storage": "s3://another/bucket"}), file, force=True)
         restore.restore(place, file, force=True)
         assert in_store(place)
 
