@@ -27,6 +27,7 @@ from service.upkeep import rows
 from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, WritingError, writing
 from service.upkeep.files import DataFolder
 from service.upkeep.migrate import refuse_newer
+from service.upkeep.places import attempt_of
 
 _ROWS_AT_ONCE = 1000
 _TRIES = 3
@@ -259,14 +260,20 @@ def _add_rest(files: _Files, trial_id: int, epoch: int | None, *, lost: bool) ->
             if epoch:
                 says = "has no whole checkpoint (any more): restored, the trial begins anew"
                 files.lack(f"trials/{trial_id}", says, expected=True)
-            break
-        if all(files.add(path) for path in checkpoint.files):
-            files.forgive(before)
-            break
-    after = len(files.missing)
-    for path in files.folder.resumable(trial_id):
-        files.add(path)
-    files.forgive(after)
+        elif not all(files.add(path) for path in checkpoint.files):
+            continue
+        rest = files.folder.resumable(trial_id)
+        if checkpoint is not None and any(attempt_of(path) != attempt_of(checkpoint.files[0]) for path in rest):
+            continue  # another attempt began with a copy of it, and without that it would be the newest one
+        after = len(files.missing)
+        added = [files.add(path) for path in rest]
+        files.forgive(after)
+        if all(added) or len(files.missing) > after:
+            files.forgive(before if checkpoint is not None else after)
+            return
+    if len(files.missing) == before:
+        says = "one attempt at it followed the other while it was copied: what it did last may be missing"
+        files.lack(f"trials/{trial_id}", says, expected=True)
 
 
 def _there(artifacts: Any) -> Any:

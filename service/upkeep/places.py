@@ -264,6 +264,11 @@ def in_checkpoints(path: str) -> bool:
     return len(parts) > TOP and parts[3] == CHECKPOINTS
 
 
+def attempt_of(path: str) -> str:
+    """The folder of the attempt that a trial's file is in."""
+    return "/".join(path.split("/")[: TOP - 1])
+
+
 def _is_kept(path: str) -> bool:
     return is_safe(path) and not path.endswith(_UNFINISHED)
 

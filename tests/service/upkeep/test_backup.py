@@ -44,6 +44,8 @@ from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.settings import Settings
+from service.storage import Folder
+from service.storage.attempts import Attempt, begin
 from service.upkeep import archive, backup, restore, rows
 from service.upkeep.archive import Manifest, Reader
 from service.upkeep.backup import back_up
@@ -331,6 +333,44 @@ class TestRunning:
         monkeypatch.setattr(DataFolder, "open", noted)
         back_up(source, database, file)
         assert opened.index("epochs.jsonl") > max(i for i, name in enumerate(opened) if name.startswith("000002"))
+
+    @pytest.mark.parametrize(
+        ("when", "path"), [("after", "000002.safetensors"), ("before", "epochs.jsonl"), ("after", "trial.log")]
+    )
+    def test_another_attempt_begins_meanwhile(
+        self,
+        running: tuple[Lease, list[int]],
+        database: Database,
+        source: Settings,
+        target: Settings,
+        file: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        path: str,
+        when: str,
+    ) -> None:
+        """The attempt that is the newest one in the backup has all that was done."""
+        _, (first, *_) = running
+        genuine = DataFolder.open
+        begun = list[str]()
+
+        def begin_another(self: DataFolder, asked: str) -> Any:
+            opened = genuine(self, asked) if when == "after" else None
+            if asked.endswith(path) and not begun:
+                begun.append(begin(Folder(source.data_dir), first, Attempt(1, 1)))
+            return opened or genuine(self, asked)
+
+        monkeypatch.setattr(DataFolder, "open", begin_another)
+        assert back_up(source, database, file).missing == []
+        monkeypatch.undo()
+        assert begun
+        restore.restore(target, file)
+        resumed = begin(Folder(target.data_dir), first, Attempt(9))
+        assert files_of(target.data_dir / resumed).keys() >= {
+            "checkpoints/000002.json",
+            "checkpoints/000002.safetensors",
+            "epochs.jsonl",
+            "trial.log",
+        }
 
     def test_a_trial_that_ends_meanwhile_begins_anew(
         self, running: tuple[Lease, list[int]], database: Database, source: Settings, file: Path
