@@ -459,10 +459,10 @@ again() {
 # As docs/backup.md has it: what came after the backup is gone, and what was there is back.
 restored() {
     compose stop worker api > /dev/null 2>&1
-    compose run --rm --no-TTY --entrypoint sh api -c 'umask 077; cat > /data/restored.backup' < "$work/try.backup" 2> /dev/null
+    compose run --rm --no-deps --no-TTY --entrypoint sh api -c 'umask 077; cat > /data/restored.backup' < "$work/try.backup" 2> /dev/null
     rm "$work/try.backup"
     step=$SECONDS
-    check "the backup can be restored over the same volumes" compose run --rm api restore --force /data/restored.backup
+    check "the backup can be restored over the same volumes" compose run --rm --no-deps api restore --force /data/restored.backup
     note "and is" "$((SECONDS - step)) s after it was asked for"
     compose start api worker > /dev/null 2>&1
     within 60 is_healthy "$api" || die "the API does not come back"

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import total_ordering
 
+from service.storage.folder import PARTIAL
 from service.storage.store import Store, StoredFile
 from ttsv.results import CHECKPOINTS
 
@@ -49,7 +50,10 @@ def attempts(store: Store, trial_id: int) -> list[Attempt]:
 
 
 def begin(store: Store, trial_id: int, attempt: Attempt) -> str:
-    """The folder of an attempt, with the newest earlier attempt's files in it; the folders of earlier ones go."""
+    """The folder of an attempt, with the newest earlier attempt's files in it; the folders of earlier ones go.
+
+    So do copies that they left unfinished when they were killed.
+    """
     folder, known = attempt.folder(trial_id), attempts(store, trial_id)
     while attempt not in known:
         earlier = [one for one in known if one < attempt]
@@ -64,9 +68,10 @@ def begin(store: Store, trial_id: int, attempt: Attempt) -> str:
             before, known = known, attempts(store, trial_id)
             if known == before:
                 raise
-    for old in known:
-        if old < attempt:
-            store.remove(old.folder(trial_id))
+    for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
+        old = Attempt.parse(name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name)
+        if old is not None and old < attempt:
+            store.remove(f"{TRIALS}/{trial_id}/{name}")
     return folder
 
 

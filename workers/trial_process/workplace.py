@@ -70,15 +70,16 @@ class Workplace:
 
     def bring_data_sets(self, config: TrialConfig) -> Iterator[StageProgress]:
         """Has the data sets of a trial on this machine; yields how far that is, while it takes long."""
-        if self.head is None:
+        if (head := self.head) is None:
             return
         names = [config.dataset]
         if config.evaluation.corruptions == "published" and config.dataset in PUBLISHED_CORRUPTIONS:
             names.append(PUBLISHED_CORRUPTIONS[config.dataset])
         for name in names:
-            yield from _aside(partial(bring_data_set, name, self.data_dir, self.head), name)
+            yield from _aside(partial(bring_data_set, name, self.data_dir, head), name)
         if config.evaluation.corruptions != "none":
-            bring_baseline(config.dataset, self.data_dir, self.head)
+            # It may have to wait for another trial that brings the set itself.
+            yield from _aside(lambda _told: bring_baseline(config.dataset, self.data_dir, head), config.dataset)
 
 
 @contextmanager

@@ -219,6 +219,7 @@ class TestAttempts:
         assert len(store.folders("trials/7", partial=True)) == 2
         path = begin(store, 7, Attempt(2, 1))
         assert len(store.files(path)) == 4
+        assert store.folders("trials/7", partial=True) == ["2.1"], "what the killed one had copied takes no room"
         remove_checkpoints(store, 7, fence=99)
         assert store.files("trials/7") == {}
 
