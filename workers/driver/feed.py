@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -104,6 +105,12 @@ class Slots:
                 return len(at_work) < self._all
             return len(at_work) < self._all and sum(nodes.get(one) not in self._unfit for one in at_work) < self.count
 
+    def excess(self, at_work: Collection[str], nodes: Mapping[str, str]) -> int:
+        """How many of those at work are more than may be, now that fewer may."""
+        with self._changed:
+            fit = sum(nodes.get(one) not in self._unfit for one in at_work) if self._besides else len(at_work)
+            return max(0, len(at_work) - self._all, fit - self.count)
+
     def unlimited(self) -> None:
         """Nobody decides: a driver that was started by hand."""
         self.set(sys.maxsize)
@@ -141,6 +148,8 @@ class Feed(Searcher):
         self._at_work: dict[str, int] = {}
         self._since: dict[str, float] = {}
         self._clearing: int | None = None
+        self._withdrawn = Counter[int]()
+        """How often each was, which took a number of an attempt each time."""
         self._taken: set[int] = set()
         self._lost: set[int] = set()
         self._settling = threading.Condition()
@@ -199,6 +208,22 @@ class Feed(Searcher):
             self._clearing = job.trial_id
         self.handed_out += 1
         return {"job": asdict(job), "shunned": self.shunned_by(trial_id)}
+
+    def excess(self) -> int:
+        """How many were handed out that may not begin any more."""
+        return self._slots.excess(self._at_work, self._nodes)
+
+    def withdraw(self, trial_id: str) -> None:
+        """Takes back what Tune calls so, for which no process was found: it may be handed out again."""
+        taken = self._at_work.pop(trial_id)
+        self._since.pop(trial_id, None)
+        self._withdrawn[taken] += 1
+        self.began(taken)
+        self.settled(taken)
+
+    def has_begun(self, job: Job) -> bool:
+        """Whether a job is of a trial that lost a process, or gave way."""
+        return job.stored_epochs > 0 or job.attempt > self._withdrawn[job.trial_id]
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Learns where a trial is, and that it gets on there."""

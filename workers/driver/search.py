@@ -96,6 +96,12 @@ class SearchTrials(Feed):
             self._remember(point, value)
         super().on_trial_complete(trial_id, result, error)
 
+    def withdraw(self, trial_id: str) -> None:
+        """Tells the algorithm that its point was worth nothing yet: once it is it is told as others are."""
+        if self._optuna is not None and trial_id in self._names:
+            self._optuna.tell(self._names.pop(trial_id), None)
+        super().withdraw(trial_id)
+
     def _remember(self, point: FieldValues, value: float) -> None:
         if self._optuna is None:
             return

@@ -205,12 +205,13 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
     others one that was lost, though its process starts: else all that are handed out later would begin before it.
     """
     tuner = controller._tune_controller
+    _withdraw(tuner, feed)
     _let_go(tuner)
     feed.watch(tuner._actor_cache)
     _send_elsewhere(tuner, feed)
     late: list[Trial] = [trial for trial in tuner._pending_trials if _is_late(tuner, trial, feed)]
     if late:
-        return max(late, key=lambda trial: (_began_before(trial), feed.waited(trial.trial_id)))
+        return max(late, key=lambda trial: _precedence(trial, feed))
     waiting: list[Trial] = [trial for trial in tuner._pending_trials_list if trial in tuner._pending_trials]
     return next((trial for trial in waiting if trial not in tuner._trial_to_actor), waiting[0] if waiting else None)
 
@@ -239,15 +240,43 @@ def _is_late(tuner: Any, trial: Trial, feed: Feed) -> bool:
     """Whether a trial has waited long for room, or though it was lost, and could have a process that is free."""
     if feed.waited(trial.trial_id) <= PLACE_SECONDS:
         return False
-    placeless = tuner._trial_to_actor.get(trial) in tuner._actor_manager._pending_actors_to_attrs
-    wants = placeless or _began_before(trial)
+    placeless = _is_placeless(tuner, trial)
+    wants = placeless or feed.has_begun(job_of(trial))
     return wants and bool(tuner._actor_cache.has_cached_object(trial.placement_group_factory))
 
 
-def _began_before(trial: Trial) -> bool:
-    """Whether it lost a process, or gave way."""
-    job = job_of(trial)
-    return job.attempt > 0 or job.stored_epochs > 0
+def _precedence(trial: Trial, feed: Feed) -> tuple[bool, float]:
+    """By what one comes before others: that it lost a process or gave way, then that it has waited for longer."""
+    return feed.has_begun(job_of(trial)), feed.waited(trial.trial_id)
+
+
+def _is_placeless(tuner: Any, trial: Trial) -> bool:
+    """Whether a process was asked for, for which no node has had room yet."""
+    return tuner._trial_to_actor.get(trial) in tuner._actor_manager._pending_actors_to_attrs
+
+
+def _withdraw(tuner: Any, feed: Feed) -> None:
+    """Takes trials back that were handed out when more might run, and wait for room: others have it by now."""
+    if not (excess := feed.excess()):
+        return
+    waiting = [
+        trial for trial in tuner._pending_trials if trial not in tuner._trial_to_actor or _is_placeless(tuner, trial)
+    ]
+    for trial in sorted(waiting, key=lambda trial: _precedence(trial, feed))[:excess]:
+        _drop_request(tuner, trial)
+        tuner._scheduler_alg.on_trial_remove(tuner._wrapped(), trial)
+        tuner._set_trial_status(trial, Trial.TERMINATED)
+        feed.withdraw(trial.trial_id)
+
+
+def _drop_request(tuner: Any, trial: Trial) -> None:
+    """Asks for no process for it any more."""
+    if (actor := tuner._trial_to_actor.pop(trial, None)) is not None:
+        del tuner._actor_to_trial[actor]
+        tuner._actor_manager.remove_actor(actor)
+    if trial in tuner._staged_trials:
+        tuner._staged_trials.remove(trial)
+        tuner._actor_cache.decrease_max(trial.placement_group_factory)
 
 
 def _send_elsewhere(tuner: Any, feed: Feed) -> None:
@@ -259,14 +288,9 @@ def _send_elsewhere(tuner: Any, feed: Feed) -> None:
         shunned = feed.shunned_by(trial.trial_id)
         if tuple(trial.config["shunned"]) == shunned:
             continue
-        if (actor := tuner._trial_to_actor.get(trial)) is not None:
-            if actor not in tuner._actor_manager._pending_actors_to_attrs:
-                continue  # its process starts already
-            del tuner._trial_to_actor[trial], tuner._actor_to_trial[actor]
-            tuner._actor_manager.remove_actor(actor)
-        if trial in tuner._staged_trials:
-            tuner._staged_trials.remove(trial)
-            tuner._actor_cache.decrease_max(trial.placement_group_factory)
+        if trial in tuner._trial_to_actor and not _is_placeless(tuner, trial):
+            continue  # its process starts already
+        _drop_request(tuner, trial)
         tuner._resources_to_pending_trials[trial.placement_group_factory].discard(trial)
         trial.config["shunned"] = shunned
         trial.update_resources(trial.get_trainable_cls().default_resource_request(trial.config))
