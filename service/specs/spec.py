@@ -73,7 +73,7 @@ class Asha(Part):
     type: Literal["asha"] = Field(description="Names this scheduler.")
     grace_epochs: int = Field(1, ge=1, le=100_000, description="The first comparison.")
     reduction: float = Field(
-        4, gt=1, le=1000, allow_inf_nan=False, description="One in so many goes on, for so many times the epochs."
+        4, ge=1.1, le=1000, allow_inf_nan=False, description="One in so many goes on, for so many times the epochs."
     )
     max_epochs: int | None = Field(
         None, ge=1, le=100_000, description="No comparison comes later; null: up to the trials' own end."

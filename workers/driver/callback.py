@@ -112,12 +112,12 @@ class TuneCallback(tune.Callback):
             self._verification.begin(trial_id, report, result.get("hostname", "its node"))  # which records the end
         elif isinstance(report, FailureReport) and report.failure == AwayError.failure:
             self._verification.doubt(trial_id, report)  # likewise
+        elif isinstance(report, EpochReport) and result["done"]:
+            self._recorder.stopped_early(trial_id, report)
         else:
             self._recorder.reported(trial_id, report)
         if result["done"]:
             logger.info("trial %d %s", trial_id, _end(report))
-            if isinstance(report, EpochReport):
-                self._recorder.stopped_early(trial_id)
         else:
             node = report.node if isinstance(report, StartedReport) else None
             self._watchdog.heard(trial_id, node, waits=isinstance(report, StageReport) and report.waits)

@@ -124,9 +124,12 @@ class Recorder:
             case StageReport():
                 pass  # an earlier attempt was there, and died
 
-    def stopped_early(self, trial_id: int) -> None:
-        """The trial's scheduler stopped it."""
-        self._put(trial_id, lambda held: held.early_stop_trial(trial_id), final=True)
+    def stopped_early(self, trial_id: int, report: EpochReport) -> None:
+        """The trial's scheduler stopped it upon these epochs.
+
+        They are stored together: a driver that finds the epochs compares the trial there no more.
+        """
+        self._put(trial_id, lambda held: _stop(held, trial_id, report), final=True)
 
     def died(self, trial_id: int, reason: str, *, charged: bool = True, longest_rest: float = 0.0) -> None:
         """The trial's process died, perhaps before it could begin; `charged`: on a node that lives.
@@ -261,6 +264,11 @@ def _concerns_all(error: Exception) -> bool:
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:
     for metrics in report.points:
         held.add_epoch(trial_id, metrics)
+
+
+def _stop(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:
+    _add_epochs(held, trial_id, report)
+    held.early_stop_trial(trial_id)
 
 
 def _finish(held: HeldExperiment, trial_id: int, report: ResultReport) -> None:

@@ -29,9 +29,9 @@ from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Verdict, Watchdog
 from workers.node.depot.home import Home
-from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
+from workers.trial_process.messages import EpochReport, FailureReport, RunTrial, TuneConfig
 from workers.trial_process.signs import signs
-from workers.trial_process.trainable import COMPARED_EPOCH, Reservation, TrialTrainable
+from workers.trial_process.trainable import Reservation, TrialTrainable
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -317,13 +317,14 @@ class _First(FIFOScheduler):
 class _Halving(ASHAScheduler):
     """Successive halving that stops nothing after the last comparison: a trial's own end comes later.
 
-    A trial takes part in each comparison once, however often it began. To Tune it is another one each time.
+    A trial takes part in each comparison once, however often it began. To Tune it is another one each time. One that is
+    to stop, but was killed before that was stored, stops at its next word.
     """
 
     def __init__(self, wanted: Asha, feed: Feed, earlier: Iterable[Curve]) -> None:
-        self._feed = feed
+        self._feed, self._compared = feed, wanted.metric
+        self._stops: set[int] = set()
         super().__init__(
-            time_attr=COMPARED_EPOCH,
             metric=wanted.metric,
             mode=best_direction(wanted.metric),
             grace_period=wanted.grace_epochs,
@@ -344,14 +345,20 @@ class _Halving(ASHAScheduler):
         return _next_to_start(tune_controller, self._feed)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Whether the trial goes on."""
-        if COMPARED_EPOCH not in result or self._metric not in result:
-            return TrialScheduler.CONTINUE
-        return self._compare(job_of(trial).trial_id, result[COMPARED_EPOCH], result[self._metric])
+        """Whether the trial goes on, by all epochs that it tells now: after its last one it is not stopped any more."""
+        report, trial_id = result.get("report"), job_of(trial).trial_id
+        if not isinstance(report, EpochReport):
+            return str(TrialScheduler.CONTINUE)
+        for point in report.points:
+            value = getattr(point, self._compared)
+            if value is not None and self._compare(trial_id, point.epoch, value) == TrialScheduler.STOP:
+                self._stops.add(trial_id)
+        last = report.points[-1]
+        goes_on = trial_id not in self._stops or last.epoch >= last.epochs
+        return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Has its last epoch compared, which may never have been."""
-        self.on_trial_result(tune_controller, trial, result)
+        """Forgets what to Tune is another trial each time."""
         self._trial_info.pop(trial.trial_id, None)
 
     def _compare(self, trial_id: int, epoch: int, value: float) -> str:

@@ -80,9 +80,6 @@ STAGE_SECONDS = 10.0
 UNABLE_SECONDS = 15.0
 """How long a process in which no trial can run keeps the next one from starting."""
 
-COMPARED_EPOCH = "compared_epoch"
-"""The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Reservation:
@@ -500,8 +497,7 @@ def _numbers(report: Report) -> dict[str, float]:
         newest = report.points[-1]
         plain = dataclasses.asdict(dataclasses.replace(newest, spectra=None))
         numbers = {name: value for name, value in plain.items() if value is not None}
-        compared = newest.epoch if newest.epoch < newest.epochs else 0
-        return {**numbers, COMPARED_EPOCH: compared, "timesteps_total": newest.epoch}
+        return {**numbers, "timesteps_total": newest.epoch}
     if isinstance(report, ResultReport):
         values = ((f.name, getattr(report.result, f.name)) for f in dataclasses.fields(report.result))
         return {f"result/{name}": value for name, value in values if type(value) in (int, float)}

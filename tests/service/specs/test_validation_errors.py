@@ -23,7 +23,7 @@ def said(response: Any) -> dict[str, str]:
         ({"scheduler": {"grace_epochs": 1}}, "scheduler.type", "is required; /docs lists what it can be"),
         ({"scheduler": {"type": "pbt"}}, "scheduler.type", "must be one of 'fifo', 'asha', not \"pbt\""),
         ({"scheduler": "asha"}, "scheduler", 'must be an object, {name: value, ...}, not "asha"'),
-        ({"scheduler": {"type": "asha", "reduction": 1}}, "scheduler.reduction", "must be above 1, not 1"),
+        ({"scheduler": {"type": "asha", "reduction": 1}}, "scheduler.reduction", "must be at least 1.1, not 1"),
         (
             {"scheduler": {"type": "asha", "grace_epochs": 5, "max_epochs": 4}},
             "scheduler",

@@ -282,6 +282,5 @@ def test_every_word_but_the_last_is_heard() -> None:
     callback.on_trial_result(0, [], trial, {"report": epoch, "done": True})
     assert both.mock_calls == [
         call.watchdog.ended(7),
-        call.recorder.reported(7, epoch),
-        call.recorder.stopped_early(7),
+        call.recorder.stopped_early(7, epoch),
     ]

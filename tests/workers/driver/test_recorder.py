@@ -321,7 +321,7 @@ def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None
     ]
     told.clear()
     recorder.started(third)
-    recorder.stopped_early(third)
+    recorder.stopped_early(third, epoch(2))
     recorder.started(second)
     recorder.reported(second, FailureReport("oom", "too large"))
     assert recorder.flush(5)

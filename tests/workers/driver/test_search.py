@@ -20,12 +20,12 @@ from service.queue.driver_reads import Curve, Tried
 from service.specs.planner import PlannedTrial
 from service.specs.search import Search
 from service.specs.spec import Asha, Fifo
+from tests.results import made_epoch
 from ttsv.config.fields import FieldValues
 from workers.driver.feed import Feed, Slots
 from workers.driver.search import SearchTrials
 from workers.driver.tuner import make_scheduler
 from workers.trial_process.messages import EpochReport, FailureReport, Job, ResultReport
-from workers.trial_process.trainable import COMPARED_EPOCH
 
 BASE = {"dataset": "digits", "model": "small-cnn"}
 DECAY = "training.weight_decay"
@@ -329,11 +329,15 @@ def feed() -> Feed:
 
 
 class TestHalving:
-    def decide(self, scheduler: Any, trial_id: int, epoch: int, value: float, attempt: int = 0) -> str:
-        """By its metric, which has the name of a loss only where that is asked for."""
+    def decide(self, scheduler: Any, trial_id: int, *told: float, attempt: int = 0, epochs: int = 100) -> str:
+        """By its metric, which has the name of a loss only where that is asked for; `told`: epochs and their values."""
         trial = Mock(trial_id=f"{trial_id} {attempt}", config={"job": asdict(Job(trial_id, 1, 0, {}, attempt=attempt))})
         scheduler.on_trial_add(None, trial)
-        decision: str = scheduler.on_trial_result(None, trial, {COMPARED_EPOCH: epoch, scheduler._metric: value})
+        points = [
+            made_epoch(int(epoch), epochs=epochs, **{scheduler._metric: value})
+            for epoch, value in zip(told[::2], told[1::2], strict=True)
+        ]
+        decision: str = scheduler.on_trial_result(None, trial, {"report": EpochReport(points)})
         return decision
 
     def test_earlier_trials_are_compared_with(self) -> None:
@@ -349,10 +353,35 @@ class TestHalving:
     def test_no_comparison_after_the_last_one_or_at_a_trials_end(self) -> None:
         wanted = Asha(type="asha", grace_epochs=1, reduction=2, max_epochs=2)
         scheduler = make_scheduler(wanted, feed(), [Curve(1, [(epoch, 0.9) for epoch in range(1, 9)])])
-        assert self.decide(scheduler, 10, 0, 0.1) == "CONTINUE"
+        assert self.decide(scheduler, 10, 2, 0.1, epochs=2) == "CONTINUE"
         scheduler = make_scheduler(wanted, feed(), [Curve(1, [(1, 0.1), (2, 0.1), (4, 0.9)])])
         assert self.decide(scheduler, 11, 2, 0.5) == "CONTINUE"
         assert self.decide(scheduler, 12, 4, 0.5) == "CONTINUE"
+
+    def test_its_last_epoch_is_compared_with_all_the_same(self) -> None:
+        """Trials may be of different lengths, and a driver that begins anew finds that epoch stored."""
+        wanted = Asha(type="asha", grace_epochs=1, reduction=3)
+        course = [(1, 0.9), (3, 0.9)]
+        told = make_scheduler(wanted, feed())
+        for number in (1, 2, 3):
+            for point in course:
+                assert self.decide(told, number, *point, epochs=3) == "CONTINUE"
+        for scheduler in (told, make_scheduler(wanted, feed(), [Curve(number, course) for number in (1, 2, 3)])):
+            assert self.decide(scheduler, 4, 3, 0.1, epochs=9) == "STOP"
+
+    def test_of_epochs_that_are_told_together_each_is_compared(self) -> None:
+        """As when a trial goes on whose driver died with some unstored."""
+        wanted = Asha(type="asha", grace_epochs=3, reduction=2)
+        scheduler = make_scheduler(wanted, feed(), [Curve(1, [(3, 0.5)]), Curve(2, [(3, 0.6)])])
+        assert self.decide(scheduler, 3, 3, 0.1, 4, 0.8, 5, 0.9) == "STOP"
+        assert self.decide(scheduler, 4, 3, 0.1, 4, 0.8, 5, 0.9, epochs=5) == "CONTINUE", "it has run to its end"
+
+    def test_one_that_is_to_stop_does_so_though_it_was_killed_before_that_was_stored(self) -> None:
+        """It tells the epoch again, of which the comparison has been; or the next."""
+        scheduler = make_scheduler(Asha(type="asha", grace_epochs=2, reduction=2), feed(), [Curve(1, [(2, 0.9)])])
+        assert self.decide(scheduler, 2, 2, 0.1) == "STOP"
+        assert self.decide(scheduler, 2, 2, 0.1, attempt=1) == "STOP"
+        assert self.decide(scheduler, 2, 3, 0.2, attempt=2) == "STOP"
 
     def test_losses_are_better_small(self) -> None:
         wanted = Asha(type="asha", metric="val_loss", reduction=2)
