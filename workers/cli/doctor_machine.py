@@ -98,15 +98,19 @@ def _token(path: Path) -> Iterator[Finding]:
 def _door(settings: "Settings") -> Iterator[Finding]:
     """Whether nodes could join where the settings say, and a worker's cluster start there."""
     from service.errors import UserError
-    from workers.node.machine import own_address
+    from workers.node.machine import is_loopback, own_address
     from workers.node.raylet import is_taken
 
     if settings.head_address is None:
         return
     try:
-        own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
+        number = own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
     except UserError as error:
         yield _ray.wrong(f"{error}: no worker starts", "ip -brief address  # those it has")
+    else:
+        if is_loopback(number):
+            says = f"TTSV_HEAD_ADDRESS: {settings.head_address} is {number}, where no other machine reaches this one"
+            yield _ray.warning(says, "ip -brief address  # export TTSV_HEAD_ADDRESS= to one of those that others reach")
     port = settings.head_port
     if os.environ.get("RAY_ADDRESS") or not is_taken(port):  # with RAY_ADDRESS whoever runs that cluster has a port
         return

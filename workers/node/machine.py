@@ -1,6 +1,7 @@
 """What this machine has: processors, GPUs, memory, versions. Neither torch nor Ray is imported."""
 
 import contextlib
+import ipaddress
 import logging
 import os
 import platform
@@ -54,6 +55,11 @@ def own_address(address: str, setting: str) -> str:
     except OSError as error:
         raise UserError(f"{setting}: {address} is no address of this machine ({error.strerror})") from None
     return number
+
+
+def is_loopback(number: str) -> bool:
+    """Whether an address is one at which only this machine reaches itself, as /etc/hosts often has for its name."""
+    return ipaddress.ip_address(number).is_loopback
 
 
 def local_cpus() -> int:

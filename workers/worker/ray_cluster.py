@@ -13,7 +13,7 @@ from types import MappingProxyType
 from service.queue.cluster import Node
 from service.settings import Settings
 from ttsv.hardware.processor import computes_bf16
-from workers.node.machine import memory_bytes, own_address, usable_instructions, without_settings
+from workers.node.machine import is_loopback, memory_bytes, own_address, usable_instructions, without_settings
 from workers.node.mps import Mps
 from workers.node.raylet import (
     RayProcess,
@@ -60,6 +60,9 @@ class Door:
         if settings.head_address is None:
             return None
         address = own_address(settings.head_address, "TTSV_HEAD_ADDRESS")
+        if is_loopback(address):
+            says = "TTSV_HEAD_ADDRESS: %s is %s here: only nodes on this machine can join"
+            logger.warning(says, settings.head_address, address)
         return cls(address, settings.head_port, settings.ports)
 
 
