@@ -40,6 +40,7 @@ class Observation:
         self._nodes: tuple[Node, ...] | None = None
         self._heard_at = 0.0
         self._headless_since: float | None = None
+        self._marks: dict[Path, str] = {}
 
     def nodes(self, address: str, env: Mapping[str, str]) -> tuple[Node, ...] | None:
         """The nodes as they were last seen, None before; starts the child if there is none.
@@ -74,7 +75,7 @@ class Observation:
     def _start(self, address: str, env: Mapping[str, str]) -> None:
         self._heard_at = time.monotonic()
         self._start_after = self._heard_at + PAUSE_SECONDS
-        marker = [marked(Folder(self._data_dir))] if self._shared else []
+        marker = [self._mark(self._data_dir)] if self._shared else []
         reader, writer = os.pipe()
         command = [*OBSERVER, address, str(writer), str(self._data_dir), *marker]
         try:
@@ -101,10 +102,16 @@ class Observation:
         if "://" in self._storage:
             return {STORAGE: self._storage}
         try:
-            return {STORAGE: self._storage, STORAGE_MARKER: marked(Folder(Path(self._storage)))}
+            return {STORAGE: self._storage, STORAGE_MARKER: self._mark(Path(self._storage))}
         except OSError as error:
             logger.error("the store of trials' files cannot be used (TTSV_STORAGE): %s", error)
             return {}
+
+    def _mark(self, folder: Path) -> str:
+        """The word of a folder as it was at first: where it is not mounted later another would be drawn."""
+        if folder not in self._marks:
+            self._marks[folder] = marked(Folder(folder))
+        return self._marks[folder]
 
     def _read(self, reader: int, child: subprocess.Popen[bytes]) -> None:
         with os.fdopen(reader, "rb") as lines:

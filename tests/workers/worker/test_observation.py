@@ -175,6 +175,25 @@ def test_a_shared_folder_is_marked_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(first) == 32
 
 
+def test_a_child_that_is_started_while_a_store_is_not_mounted_names_the_one_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nodes that have it would be told to mount another, and nothing be where the mount belongs but a new mark."""
+    runs(monkeypatch, "print(os.environ['TTSV_STORAGE_MARKER'], flush=True); time.sleep(60)")
+    store, log = tmp_path / "store", tmp_path / "logs" / f"nodes-{os.getpid()}.log"
+    seen = Observation(tmp_path, storage=str(store))
+    for count in (1, 2):
+        look(seen)
+        wait_for(lambda: log.is_file() and len(log.read_text().split()) == count, 20)  # noqa: B023
+        seen.stop()
+        if count == 1:
+            store.rename(tmp_path / "elsewhere")
+            store.mkdir()
+    first, second = log.read_text().split()
+    assert first == second == (tmp_path / "elsewhere" / MARKER).read_text()
+    assert not list(store.iterdir())
+
+
 @pytest.mark.parametrize("kind", ["folder", "bucket", "unusable"])
 def test_the_store_is_told_of_but_on_no_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
