@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -279,18 +280,7 @@ class TestRestore:
 
     def _cut(self, place: Settings, file: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
         """Whether a restore is cut off at that change, counted from 0; nothing tidies up after it."""
-        count = 0
-
-        def killed_at(genuine: Callable[..., Any]) -> Callable[..., Any]:
-            def changed(*given: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count > step:
-                    raise _Killed
-                return genuine(*given)
-
-            return changed
-
+        killed_at = _killed_after(step)
         with monkeypatch.context() as patch:
             patch.setattr(Target, "settle", lambda *_: True)
             patch.setattr(Move, "do", killed_at(Move.do))
@@ -303,18 +293,7 @@ class TestRestore:
 
     def _undo_cut(self, place: Settings, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
         """Whether taking it back is cut off after so many changes, as it was before after fewer."""
-        count = 0
-
-        def killed_at(genuine: Callable[..., Any]) -> Callable[..., Any]:
-            def changed(*given: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count > step:
-                    raise _Killed
-                return genuine(*given)
-
-            return changed
-
+        killed_at = _killed_after(step)
         journal = Journal.read(place)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", killed_at(Path.rename))
@@ -342,6 +321,21 @@ class TestRestore:
 
 class _Killed(BaseException):
     pass
+
+
+def _killed_after(step: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes functions end all once they were called so often, together."""
+    calls = itertools.count()
+
+    def killed_at(genuine: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*given: Any) -> Any:
+            if next(calls) >= step:
+                raise _Killed
+            return genuine(*given)
+
+        return changed
+
+    return killed_at
 
 
 def _tops(store: Store) -> list[str]:
