@@ -4,7 +4,7 @@
 
 On SQLite and on PostgreSQL. A decision reads who contends, divides 1,000 places on 125 nodes of 8 GPUs among them, with
 all that ran lately remembered, and reads the next trial of one of them; its parts are timed alone, and all are asked
-again with a hundredth of the trials: no part may grow with the queue. A share is the whole of what a worker does twice
+again with a tenth of the trials: no part may grow with the queue. A share is the whole of what a worker does twice
 a second (`Scheduler.share`) while some 1,000 trials run, of which a twentieth makes room for others between two of
 them. It is timed on the wall, and by the processor time of its thread, which what else runs lengthens less, and which
 has nothing of PostgreSQL's server. Then trials go from claimed to finished as a driver records them, one at a time:
@@ -64,6 +64,8 @@ WARM_UP = 20
 """Decisions before any is timed: the nodes fill, and who is short is remembered."""
 SLOTS = 8
 """Of each worker."""
+WARM_TRIALS = 64
+"""Recorded by each worker before any is timed: thirteen cells get their first result, by statements of their own."""
 OFFERED = {"sqlite": 100.0, "postgresql": 300.0}
 """Trials a second, of all workers together."""
 SEEDS = 5
@@ -96,10 +98,10 @@ def main() -> int:
     arguments.add_argument("--databases", nargs="+", choices=OFFERED, default=list(OFFERED))
     options = arguments.parse_args()
     if options.quick:
-        options.experiments, options.trials, options.turns, options.seconds = 10, 100, 5, 0.2
+        options.experiments, options.trials, options.turns, options.seconds = 10, 1_000, 5, 0.2
     found: dict[str, Any] = {"experiments": options.experiments, "trials": options.trials}
     for kind in options.databases:
-        sizes = [max(2 * SLOTS, options.trials // 100), options.trials]
+        sizes = [max(2 * WARM_TRIALS, options.trials // 10), options.trials]
         crowd = Crowd(options.workers, options.seconds, options.rate or OFFERED[kind])
         found[kind] = {str(size): measured(kind, options.experiments, size, options.turns, crowd) for size in sizes}
         for size, figures in found[kind].items():
@@ -303,7 +305,7 @@ class _Driver:
 
     def warm_up(self) -> None:
         """Records the first trials, upon which statements are made and prepared."""
-        for _ in range(SLOTS):
+        for _ in range(WARM_TRIALS):
             if self.start() is not None:
                 self.stored.get()
 
