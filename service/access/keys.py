@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Select, and_, func, or_, select, text
+from sqlalchemy import Select, and_, case, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from service.access.security import SECRET, NewKey, Principal, Scope, installation_secret
-from service.database import OPEN_TRIALS, ApiKey, Experiment, Person, Project, Trial, now
+from service.database import OPEN_TRIALS, ApiKey, Experiment, Person, Project, Tally, now
 from service.database.engine import Database, is_postgres, upsert
 from service.database.outages import is_away
 from service.database.pagination import Order, Page
@@ -147,22 +147,14 @@ def weigh(session: Session, project_id: int, owner: str, weight: float) -> Perso
 
 
 def usage(session: Session, project_id: int) -> Usage:
-    """What a project has used."""
-    waiting = (
-        select(func.count())
-        .select_from(Trial)
-        .join(Experiment)
-        .where(Experiment.project_id == project_id, Trial.state.in_(OPEN_TRIALS))
-    )
-    spent = (
-        select(Experiment.spec, func.sum(Trial.run_seconds))
-        .join(Trial, Trial.experiment_id == Experiment.id)
-        .where(Experiment.project_id == project_id)
-        .group_by(Experiment.id)
-    )
-    seconds = sum(float(total) * spec.get("resources", {}).get("gpus", 0) for spec, total in session.execute(spent))
+    """What a project has used; no trial is read."""
+    gpus = Experiment.spec["resources"]["gpus"].as_float()
+    still_open = case((Tally.state.in_(OPEN_TRIALS), Tally.trials), else_=0)
+    used = select(func.sum(still_open), func.sum(Tally.run_seconds * gpus))
+    mine = Experiment.project_id == project_id
+    trials, seconds = session.execute(used.join(Experiment, Experiment.id == Tally.experiment_id).where(mine)).one()
     gone = session.scalar(select(Project.deleted_gpu_hours).where(Project.id == project_id)) or 0.0
-    return Usage(session.scalar(waiting) or 0, seconds / 3600 + gone)
+    return Usage(int(trials or 0), float(seconds or 0.0) / 3600 + gone)
 
 
 def check_quota(session: Session, principal: Principal, trials: int) -> None:

@@ -11,17 +11,20 @@ from unittest.mock import AsyncMock
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, update
 from sqlalchemy.orm import Session
 
 from service.access import keys
 from service.access.security import Principal, Scope, hash_secret, installation_secret, new_key, split_key
 from service.api.http.authentication import Watch
-from service.database import ApiKey, now
+from service.database import ApiKey, Trial, now
 from service.database.engine import Database
 from service.errors import ConflictError, UserError
 from service.main import create_app
+from service.queue.trials import HeldExperiment
 from service.settings import Settings
+from tests.held import under
+from tests.machinery import Claim, Table
 
 SPEC = {
     "name": "grid",
@@ -446,6 +449,21 @@ class TestQuota:
             assert project is not None
             assert keys.usage(session, project.id) == keys.Usage(0, 0.0)
 
+    def test_usage_is_that_of_its_trials(
+        self, guarded: TestClient, make: Callable[..., str], database: Database, claim: Claim, table: Table
+    ) -> None:
+        key = make()
+        spec = {"name": "some", "base": SPEC["base"], "grid": {"seed": [0, 1, 2]}, "resources": {"gpus": 0.5}}
+        assert guarded.post("/v1/experiments", json=spec, headers=bearer(key)).status_code == 201
+        lease, (first, second, _) = claim(), table(Trial)
+        for trial in (first, second):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.fail_trial, first.id, "error", "no"))
+        database.write(lambda session: session.execute(update(Trial).values(run_seconds=2400.0)))
+        with database.read() as session:
+            used = keys.usage(session, 1)
+        assert (used.open_trials, used.gpu_hours) == (2, pytest.approx(1.0))
+
     @pytest.mark.parametrize("quota", [{"max_gpu_hours": 0}, {"max_queued_trials": 0}], ids=str)
     def test_a_search_is_held_to_it_as_a_grid_is(
         self, guarded: TestClient, make: Callable[..., str], quota: dict[str, int]
@@ -455,6 +473,17 @@ class TestQuota:
         search = {"algorithm": "random", "trials": 9, "space": {"training.lr": {"uniform": [0.01, 0.1]}}}
         for spec in (SPEC, {"name": "search", "base": SPEC["base"], "search": search}):
             assert guarded.post("/v1/experiments", json=spec, headers=bearer(key)).status_code == 429
+
+    def test_a_search_that_was_admitted_may_go_on(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        key, admin = make(), make("ops", "admin")
+        guarded.put("/v1/projects/1", json={"name": "vision", "max_queued_trials": 2}, headers=bearer(admin))
+        search = {"algorithm": "random", "trials": 9, "space": {"training.lr": {"uniform": [0.01, 0.1]}}}
+        spec = {"name": "search", "base": SPEC["base"], "search": search}
+        posted = guarded.post("/v1/experiments", json=spec, headers=bearer(key))
+        path = f"/v1/experiments/{posted.json()['id']}"
+        assert guarded.post(f"{path}/cancel", headers=bearer(key)).status_code == 200
+        again = guarded.post(f"{path}/retry", json={"states": ["cancelled"]}, headers=bearer(key))
+        assert (again.status_code, again.json().get("state")) == (200, "queued"), again.text
 
     def test_waiting_is_advised_where_it_helps(self, guarded: TestClient, make: Callable[..., str]) -> None:
         key, admin = make(), make("ops", "admin")
