@@ -13,7 +13,17 @@ from sqlalchemy.orm import Session
 
 from service.access.keys import check_quota
 from service.access.security import ANYONE, Principal
-from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Tag, Trial, TrialState, now
+from service.database import (
+    OPEN_EXPERIMENTS,
+    EpochPoint,
+    EpochSpectra,
+    Experiment,
+    ExperimentState,
+    Tag,
+    Trial,
+    TrialState,
+    now,
+)
 from service.errors import PreconditionError, StateError
 from service.experiments import events, store, transitions
 from service.experiments.events import EventKind
@@ -27,6 +37,13 @@ RESUMED_BY_RETRY = ("crashed", "infrastructure", "bad_data")
 
 None is taken that was trained on other data, as its identity says on which.
 """
+
+_ENDED_AS = {
+    ExperimentState.FAILED: TrialState.FAILED,
+    ExperimentState.CANCELLED: TrialState.CANCELLED,
+    ExperimentState.STOPPED: TrialState.CANCELLED,
+}
+"""The state of the trials that an experiment dropped as it ended so."""
 
 
 def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
@@ -103,20 +120,24 @@ def retry(
     """Queues the trials of these states again, with their attempts counted anew; a final experiment is queued again.
 
     `states` are of FAILED, DIVERGED and CANCELLED. Trials of which checkpoints are kept go on from the last one, and
-    others begin anew, also in what is said of their progress. Trials that succeeded keep their results. A search that
-    ended so before it had made all its trials makes the rest. Raises `QuotaError`.
+    others begin anew, without the epochs of the training that is gone. Trials that succeeded keep their results. A
+    search that ended so before it had made all its trials makes the rest: cancelled is one that was stopped, too. One
+    that ended otherwise makes none any more. Raises `QuotaError`.
     """
     experiment = _lock(session, experiment_id, who)
     _refuse_archived(experiment, "retried")
     _refuse_stopping(experiment, "retried")
     asked = (Trial.experiment_id == experiment.id, Trial.state.in_(states))
     trials = session.scalar(select(func.count()).where(*asked)) or 0
-    further = 0
-    if experiment.spec.get("search") is not None and experiment.state.value in {state.value for state in states}:
-        further = max(0, experiment.grid_points - experiment.trial_count)
-    if not trials and not further:
+    unmade = 0
+    if experiment.spec.get("search") is not None and experiment.state not in OPEN_EXPERIMENTS:
+        unmade = max(0, experiment.grid_points - experiment.trial_count)
+    goes_on = unmade > 0 and _ENDED_AS.get(experiment.state) in states
+    if not trials and not goes_on:
         return experiment
-    check_quota(session, who, trials + further)
+    check_quota(session, who, trials or 1)  # a search counts as the trial that it begins with
+    if unmade and not goes_on:
+        experiment.grid_points = experiment.trial_count
     fresh = {
         "state": TrialState.QUEUED,
         "attempts": 0,
@@ -128,6 +149,8 @@ def retry(
         "finished_at": None,
     }
     anew = func.coalesce(Trial.failure.not_in(RESUMED_BY_RETRY), True)
+    for entity in (EpochPoint, EpochSpectra):
+        session.execute(delete(entity).where(entity.trial_id.in_(select(Trial.id).where(*asked, anew))))
     session.execute(update(Trial).where(*asked, anew).values(epoch=0, best_val_accuracy=None))
     session.execute(update(Trial).where(*asked).values(**fresh))
     reopen(session, experiment)

@@ -140,6 +140,11 @@ def curves(session: Session, lease: Lease, metric: str) -> list[Curve]:
     return list(found.values())
 
 
+def planned_trials(session: Session, lease: Lease) -> int:
+    """How many trials the experiment is to have: of a search's that ended early, no more than it has."""
+    return session.scalars(select(Experiment.grid_points).where(Experiment.id == lease.experiment_id)).one()
+
+
 def tried(session: Session, lease: Lease, metric: str) -> list[Tried]:
     """Every point that the search tried so far, in its order."""
     suggested = Event.kind == EventKind.TRIAL_SUGGESTED.value

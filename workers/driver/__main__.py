@@ -279,8 +279,9 @@ class Driver:
         with self._database.read() as session:
             if leases.is_stopping(session, self._lease):
                 return None
+            trials = driver_reads.planned_trials(session, self._lease)
             history = driver_reads.tried(session, self._lease, spec.search.metric)
-        make = partial(SearchTrials, spec.search, search_base(spec), history, self._add, self._end_search)
+        make = partial(SearchTrials, spec.search, search_base(spec), trials, history, self._add, self._end_search)
         search = make(self._next_job, self._slots, self._over.set)
         return None if search.exhausted else search
 

@@ -43,13 +43,14 @@ class SearchTrials(Feed):
     """Gives Tune the trials of a search: first those that an earlier driver left open, then new ones.
 
     `add` stores a planned trial with its point and gives the job that runs it; nothing is handed out before.
-    `exhausted`: all that were asked for were made, or the space has no other point, and `end` has stored that.
+    `exhausted`: all `trials` that are asked for were made, or the space has no other point, and `end` has stored that.
     """
 
     def __init__(
         self,
         search: Search,
         base: FieldValues,
+        trials: int,
         history: Sequence[Tried],
         add: Callable[[PlannedTrial, FieldValues], Job],
         end: Callable[[], None],
@@ -62,7 +63,7 @@ class SearchTrials(Feed):
         self._planner = Planner("search")
         self._space = domains(search.space)
         self._tried = {tried.fingerprint for tried in history}
-        self._wanted = search.trials - len(history)
+        self._wanted = trials - len(history)
         self._random = _Random(self._space, search.seed)
         self._drawn: set[str] = set()
         """So far, and by this one: what an earlier driver tried is no repeat at first, as it was none for that one."""

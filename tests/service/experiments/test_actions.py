@@ -24,8 +24,10 @@ from service.database.engine import Database
 from service.experiments import actions
 from service.queue import leases
 from service.queue.contenders import Specs, contenders, give_up_unfit
+from service.queue.driver_reads import planned_trials
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
+from service.specs.planner import Planner
 from tests.held import reported, under, unfinished_trials, write
 from tests.machinery import Claim, Finish, Make, Submit, Table
 
@@ -264,6 +266,14 @@ class TestCancel:
 
 class TestRetry:
     @pytest.fixture
+    def searching(self, api: TestClient) -> int:
+        """A search of four trials, none of which is made."""
+        search = {"algorithm": "random", "trials": 4, "space": {"seed": {"int": [0, 9]}}}
+        base = {"dataset": "digits", "model": "small-cnn"}
+        answer = api.post("/v1/experiments", json={"name": "search", "base": base, "search": search})
+        return int(answer.json()["id"])
+
+    @pytest.fixture
     def failed(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish, epoch_point: Make
     ) -> int:
@@ -292,7 +302,7 @@ class TestRetry:
             TrialState.QUEUED, 0, None, None, None,
         )  # fmt: skip
         assert bad.deaths == 0
-        assert len(table(EpochPoint)) == 2
+        assert [point.trial_id for point in table(EpochPoint)] == [worse.id], "the others' training is gone"
         lease = claim()
         (trial,) = write(database, unfinished_trials, lease)
         assert trial.id == bad.id
@@ -314,6 +324,7 @@ class TestRetry:
         say(api, experiment_id, "retry")
         (trial,) = table(Trial)
         assert (trial.epoch, trial.best_val_accuracy is None) == ((3, False) if kept else (0, True))
+        assert [point.epoch for point in table(EpochPoint)] == ([3] if kept else [])
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
         database.write(under(lease, HeldExperiment.lose_trial, trial.id, "SIGKILL"))
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
@@ -353,21 +364,41 @@ class TestRetry:
         answer = say(api, experiment_id, "retry")
         assert (answer["state"], answer["revision"]) == ("cancelled", 1)
 
-    @pytest.mark.parametrize("ended", ["given up", "cancelled"])
+    @pytest.mark.parametrize("ended", ["given up", "cancelled", "stopped"])
     def test_a_search_that_ended_before_its_first_trial_goes_on(
-        self, api: TestClient, database: Database, claim: Claim, ended: str
+        self, searching: int, api: TestClient, database: Database, claim: Claim, ended: str
     ) -> None:
-        search = {"algorithm": "random", "trials": 4, "space": {"seed": {"int": [0, 9]}}}
-        base = {"dataset": "digits", "model": "small-cnn"}
-        answer = api.post("/v1/experiments", json={"name": "search", "base": base, "search": search})
-        number = answer.json()["id"]
-        if ended == "cancelled":
-            say(api, number, "cancel")
-            assert say(api, number, "retry")["state"] == "cancelled", "it was not asked for"
+        if ended == "given up":
+            reason = "needs 3 GPUs on one node"
+            database.write(partial(give_up_unfit, experiment_id=searching, worker="w", reason=reason))
         else:
-            database.write(partial(give_up_unfit, experiment_id=number, worker="w", reason="needs 3 GPUs on one node"))
-        assert say(api, number, "retry", {"states": ["failed", "cancelled"]})["state"] == "queued"
-        assert claim().experiment_id == number
+            say(api, searching, {"cancelled": "cancel", "stopped": "stop"}[ended])
+            assert say(api, searching, "retry")["state"] == ended, "it was not asked for"
+        assert say(api, searching, "retry", {"states": ["failed", "cancelled"]})["state"] == "queued"
+        lease = claim()
+        assert lease.experiment_id == searching
+        with database.look() as session:
+            assert planned_trials(session, lease) == 4
+
+    @pytest.mark.parametrize("verb", ["stop", "cancel"])
+    def test_a_search_that_was_ended_makes_no_other_trial_unless_asked_for(
+        self, searching: int, api: TestClient, database: Database, claim: Claim, table: Table, finish: Finish, verb: str
+    ) -> None:
+        lease = claim()
+        planned = Planner("search").plan({"dataset": "digits", "model": "small-cnn", "seed": 1})
+        trial_id = database.write(under(lease, HeldExperiment.add_trial, planned, {"seed": 1}))
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        database.write(under(lease, HeldExperiment.fail_trial, trial_id, "oom", "no"))
+        say(api, searching, verb)
+        assert say(api, searching, "retry")["state"] == "queued"
+        (found,) = database.write(lambda session: contenders(session, [searching], Specs()))
+        assert found.demand.trials == 1
+        lease = claim()
+        with database.look() as session:
+            assert planned_trials(session, lease) == 1
+        finish(lease, trial_id)
+        assert write(database, leases.complete, lease)
+        assert table(Experiment)[0].state.value == "succeeded"
 
 
 class TestArchive:

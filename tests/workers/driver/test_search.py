@@ -68,7 +68,7 @@ class Rows:
         """A search that these rows feed, of which nothing is slow."""
         slots = Slots()
         slots.unlimited()
-        make = partial(SearchTrials, wanted, BASE, history, self.add, self.end)
+        make = partial(SearchTrials, wanted, BASE, wanted.trials, history, self.add, self.end)
         return make(self.next_job, slots, lambda: self.over.append(True))
 
     def finish(self, trial_id: int, value: float | None, state: TrialState = TrialState.SUCCEEDED) -> None:
