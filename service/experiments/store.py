@@ -7,10 +7,10 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import JsonValue
-from sqlalchemy import Text, cast, func, select, text
+from sqlalchemy import Text, cast, delete, func, select, text
 from sqlalchemy.orm import Session, defer
 
 from service.database import (
@@ -25,12 +25,16 @@ from service.database import (
     Trial,
     TrialState,
     Worker,
+    now,
 )
 from service.database.engine import is_postgres
 from service.errors import GoneError, IdempotencyError, NotFoundError
 from service.leaderboards.conditions import of_trials
 from service.specs.columns import both, default_of
 from ttsv.results import TRAINING
+
+KEPT_ANSWERS = timedelta(days=30)
+"""So long a request that is sent again gets the answer that it got first."""
 
 
 @dataclass
@@ -106,6 +110,13 @@ def answered(
     if known.body_sha256 != _digest_of(body):
         raise IdempotencyError(f"Idempotency-Key {key!r} was used before with another body; use a new key")
     return known.response
+
+
+def forget_answers(session: Session, experiment_id: int | None = None) -> None:
+    """Forgets what was answered with an experiment; without one, what nobody asks for again, as it is so old."""
+    old = IdempotencyKey.created_at < now() - KEPT_ANSWERS
+    about = IdempotencyKey.response["id"].as_integer() == experiment_id
+    session.execute(delete(IdempotencyKey).where(old if experiment_id is None else about))
 
 
 def _key_of(key: str, project_id: int | None) -> str:

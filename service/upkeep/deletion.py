@@ -26,7 +26,7 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.errors import NotFoundError, StateError
-from service.experiments import events
+from service.experiments import events, store
 from service.experiments.artifacts import remove_copies
 from service.leaderboards import cell_scores
 from service.queue import census
@@ -186,7 +186,7 @@ def _remove(database: Database, folder: DataFolder, experiment_id: int) -> bool:
             database.write(partial(_remove_trials, experiment_id=experiment_id, trials=trials))
             continue
         folder.remove_experiment(experiment_id)
-        database.write(lambda session: session.execute(delete(Experiment).where(Experiment.id == experiment_id)))
+        database.write(partial(_remove_experiment, experiment_id=experiment_id))
         logger.info("experiment %d is deleted, with its files", experiment_id)
         return True
 
@@ -202,3 +202,8 @@ def _remove_trials(session: Session, experiment_id: int, trials: Sequence[int]) 
         more = {"deleted_gpu_hours": Project.deleted_gpu_hours + hours}
         session.execute(update(Project).where(Project.id == experiment.project_id).values(more))
     session.execute(delete(Trial).where(Trial.id.in_(trials)))
+
+
+def _remove_experiment(session: Session, experiment_id: int) -> None:
+    store.forget_answers(session, experiment_id)
+    session.execute(delete(Experiment).where(Experiment.id == experiment_id))

@@ -17,6 +17,7 @@ from service.database.engine import Database
 from service.experiments.artifacts import remove_copies
 from service.settings import Settings
 from service.upkeep.files import DataFolder
+from service.upkeep.home import require_home
 from service.upkeep.moves import JOURNAL
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,10 @@ _AT_ONCE = 500
 def remove_orphans(database: Database, settings: Settings) -> int:
     """Removes from the data folder, not from the store, what belongs to no row; of how many experiments and trials.
 
-    Folders of trials only where a store has what they write: they are of before it was set, and whoever deletes
-    removed none but his own. What has a higher number than the newest row stays, as the database may be another one
-    that was just restored; so does everything while a restore is on its way. What cannot be removed is left for the
-    next time. Raises `OSError` where the folder cannot be read.
+    Folders of trials are of before a store was set, as whoever deletes removes none but his own, or of a machine that
+    was cut off from its worker when its trial was deleted, and wrote on. What has a higher number than the newest row
+    stays, as the database may be another one that was just restored; so does everything while a restore is on its way.
+    What cannot be removed is left for the next time. Raises `OSError` where the folder cannot be read, or is another's.
     """
     folder = DataFolder(settings.data_dir)
     if (folder.path / JOURNAL).exists():
@@ -42,9 +43,10 @@ def remove_orphans(database: Database, settings: Settings) -> int:
     before = time.time() - SETTLED_SECONDS
     # The folder is read first: what is in it then had its row before that.
     experiments = [number for number, changed in folder.experiments().items() if changed < before]
-    beside_store = {} if settings.storage is None else folder.trials()
-    trials = [number for number, changed in beside_store.items() if changed < before]
+    trials = [number for number, changed in folder.trials().items() if changed < before]
     with database.read() as session:
+        if settings.storage is None:
+            require_home(session, folder)
         remove_copies(session, folder.path)
         orphans = _without_row(session, Experiment, experiments)
         left = _without_row(session, Trial, trials)

@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import now
 from service.database.engine import Database
+from service.experiments.store import forget_answers
 from service.queue import driver_reads
 from service.settings import Settings
 from service.storage import Folder, open_kept, remove_checkpoints
@@ -76,7 +77,12 @@ class Upkeep:
             begun = True
 
     def tidy(self, *, first: bool = False) -> None:
-        """Removes what was deleted; at `first`, and every hour, also files whose removal somebody left half done."""
+        """Removes what was deleted; at `first`, and every hour, also files whose removal somebody left half done.
+
+        Then answers that nobody will ask for again are forgotten, too.
+        """
+        if first:
+            self._database.write(forget_answers)
         try:
             folder = DataFolder.of(self._settings)
             remove_marked(self._database, folder)

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import JsonValue
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from service.database import Artifact, Experiment, IdempotencyKey, Project, Trial, TrialState
+from service.database import Artifact, Experiment, IdempotencyKey, Project, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import IdempotencyError, NotFoundError
 from service.experiments import store, submission
@@ -55,6 +57,15 @@ class TestAnswerOnce:
         with pytest.raises(RuntimeError):
             write(database, store.answer_once, "key", {}, fail)
         assert self.ask(database, "key", {}, 2) == {"answer": 2}
+
+    def test_old_ones_are_forgotten(self, database: Database, table: Table) -> None:
+        for key in ("old", "new"):
+            self.ask(database, key, {}, 1)
+        long_ago = now() - store.KEPT_ANSWERS - timedelta(minutes=1)
+        aged = update(IdempotencyKey).where(IdempotencyKey.key == "old").values(created_at=long_ago)
+        database.write(lambda session: session.execute(aged))
+        database.write(store.forget_answers)
+        assert [row.key for row in table(IdempotencyKey)] == ["new"]
 
     def test_two_at_once_store_one(self, database: Database, table: Table) -> None:
         barrier = threading.Barrier(4)

@@ -20,6 +20,7 @@ from service.database import (
     EpochPoint,
     Event,
     Experiment,
+    IdempotencyKey,
     Project,
     Result,
     Score,
@@ -137,8 +138,14 @@ class TestDeleted:
         (data / "trials/1/1/checkpoints").mkdir()
         assert remove_marked(marked, folder) == 0, "its processes may still write"
         assert (data / "trials/1").exists()
+        for number in (FIRST, SECOND):
+            answer = partial(store.answer_once, key=str(number), body={}, answer=lambda number=number: {"id": number})
+            marked.write(answer)
         settle(marked)
         assert remove_marked(marked, folder) == 1
+        with marked.read() as session:
+            told = [row.response["id"] for row in session.scalars(select(IdempotencyKey)) if row.key in ("1", "2")]
+        assert told == [SECOND], "nor is what was posted kept elsewhere"
         assert not (data / "trials/1").exists()
         assert [path.name for path in (data / "logs").iterdir()] == [f"experiment-{FIRST}1-1.log"]
         assert not (data / f"tensorboard/{FIRST}").exists()

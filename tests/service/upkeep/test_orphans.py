@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from sqlalchemy import delete, func, select, update
 from starlette.testclient import TestClient
 
-from service.database import Artifact, Experiment, ExperimentState, Trial, now
+from service.database import Artifact, Experiment, ExperimentState, IdempotencyKey, Trial, now
 from service.database.engine import Database
+from service.experiments.store import KEPT_ANSWERS
 from service.main import create_app
 from service.queue.leases import NOBODY, greet
 from service.settings import Settings
@@ -73,7 +75,9 @@ def test_what_drivers_left_goes_with_the_experiment(deleted: Database, own: Sett
     assert remove_orphans(deleted, own) == 0
 
 
-def test_folders_of_trials_go_where_a_store_has_the_files(deleted: Database, own: Settings) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+def test_folders_of_trials_go(deleted: Database, own: Settings, stored: bool) -> None:
+    """Of before a store was set; or of a machine that was cut off, and wrote on when they were deleted."""
     newest = highest(deleted, Trial)
     with deleted.read() as session:
         there = set(session.scalars(select(Trial.id)))
@@ -86,7 +90,8 @@ def test_folders_of_trials_go_where_a_store_has_the_files(deleted: Database, own
     put(store, f"trials/{gone}/1.1/trial.log")
     stays = [f"trials/{newest}/1.1/trial.log", f"trials/{newest + 1}/1.1/trial.log"]
     put(own.data_dir, f"trials/{gone}/1.1/checkpoints/1.json", *stays)
-    assert remove_orphans(deleted, own.model_copy(update={"storage": None})) == 0, "whoever deletes has the folder"
+    if not stored:
+        own = own.model_copy(update={"storage": None})
     assert remove_orphans(deleted, own) == 1
     assert files(own.data_dir) == sorted(stays)
     assert files(store) == [f"trials/{gone}/1.1/trial.log"]
@@ -198,6 +203,15 @@ def test_the_worker_looks_once_an_hour(lived: Database, own: Settings, monkeypat
         assert enough.wait(10)
         time.sleep(0.3)
     assert looks == [own]
+
+
+def test_the_worker_forgets_what_was_answered_long_ago(lived: Database, own: Settings) -> None:
+    for key, age in (("old", KEPT_ANSWERS + timedelta(minutes=1)), ("new", timedelta(days=1))):
+        row = IdempotencyKey(key=key, body_sha256="", response={"id": 1}, created_at=now() - age)
+        lived.write(lambda session, row=row: session.add(row))  # type: ignore[misc]
+    upkeep.Upkeep(own, lived).tidy(first=True)
+    with lived.read() as session:
+        assert {"old", "new"} & set(session.scalars(select(IdempotencyKey.key))) == {"new"}
 
 
 def test_the_api_looks_now_and_then(
