@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-_CODE = ("ttsv", "workers")
-"""Packages of which a trial's results depend."""
+_CODE = ("ttsv", "service", "workers")
+"""Packages that a trial's process runs: `service` keeps its files."""
 
 
 def code_version() -> str:

@@ -35,8 +35,8 @@ _KEPT = ("TTSV_REVISION", *VARIABLES)
 """Those of them that trials have as well; fault points are theirs, too."""
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
-_DRIVER_SECONDS = 10.0
-"""So long nvidia-smi is waited for: who waits tells a worker that the head lives, and must within half a minute."""
+_DRIVER_SECONDS = 20.0
+"""So long nvidia-smi is waited for: it starts cards that nobody uses, each of which may take some seconds."""
 _PRODUCT_SECONDS = 60.0
 _BF16_PRODUCT = """
 import resource, torch
@@ -144,8 +144,13 @@ def card_devices() -> dict[str, Path]:
     return {
         said["GPU UUID"]: _DEVICES / f"nvidia{said['Device Minor']}"
         for said in _said_by_driver()
-        if "GPU UUID" in said and said.get("Device Minor", "").isdecimal()
+        if _is_named(said) and said.get("Device Minor", "").isdecimal()
     }
+
+
+def _is_named(said: Mapping[str, str]) -> bool:
+    """Whether the driver says which card it is: one that nobody opened yet, or that does not start, has "?" there."""
+    return said.get("GPU UUID", "").startswith("GPU-") and "?" not in said["GPU UUID"]
 
 
 def _said_by_driver() -> list[dict[str, str]]:
@@ -173,8 +178,16 @@ def _listed_gpus() -> dict[str, Gpu]:
             return {uuid: Gpu(name, _gib_of(mebibytes)) for uuid, name, mebibytes in rows}
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             logger.warning("nvidia-smi does not say which GPUs there are: %s", error)
-    said = [one for one in _said_by_driver() if one.get("GPU UUID", "").startswith("GPU-")]
-    return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in said}
+    said = _said_by_driver()
+    named = [one for one in said if _is_named(one)]
+    if len(named) < len(said):
+        logger.warning(
+            "%d of %d cards are offered to no trial, as the driver has no UUID of the others: run nvidia-smi as root, "
+            "which starts them or says what ails them, then this again",
+            len(named),
+            len(said),
+        )
+    return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in named}
 
 
 def _gib_of(mebibytes: str) -> float:

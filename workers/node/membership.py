@@ -107,8 +107,8 @@ class Membership:
             logger.info("asking %s whether this machine fits", self.head)
         verdict = self._probe(name)
         self._path_on_head = verdict.data_dir or self._path_on_head
-        # A store that was there is waited for, like the head.
-        final = verdict.outcome is Outcome.STORELESS and not self._was_member
+        # What fitted before is waited for, like the head: it may be the machine of the store that is starting again.
+        final = verdict.outcome is Outcome.HINDERED and not self._was_member
         if final or verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
             raise UserError(f"{socket.gethostname()} cannot join {self.head}: {verdict.words}")
         if verdict.outcome is not Outcome.FITS:

@@ -152,19 +152,26 @@ def complain(problem: str) -> None:
         notes.nodes.put(name, dataclasses.replace(note, problem=problem))
 
 
-def misfits(
-    head: HeadNote, versions: Versions, *, clock_seconds: float | None = None, sees_folder: bool = True
-) -> list[str]:
-    """What keeps a machine from running trials of this head, each with what mends it."""
-    found = []
-    for name, here, there in (
+def other_versions(head: HeadNote, versions: Versions) -> list[str]:
+    """What of a machine is of another version than the head's, each with what mends it."""
+    compared = (
         ("ttsv", versions.package, head.versions.package),
         ("Python", versions.python, head.versions.python),
         ("Ray", versions.ray, head.versions.ray),
         ("torch", versions.torch, head.versions.torch),
-    ):
-        if here != there:
-            found.append(f"{name} is {here} here and {there} on the head: {_fix(name, here, there)}")
+    )
+    return [
+        f"{name} is {here} here and {there} on the head: {_fix(name, here, there)}"
+        for name, here, there in compared
+        if here != there
+    ]
+
+
+def misfits(
+    head: HeadNote, versions: Versions, *, clock_seconds: float | None = None, sees_folder: bool = True
+) -> list[str]:
+    """What keeps a machine from running trials of this head, each with what mends it."""
+    found = other_versions(head, versions)
     if clock_seconds is not None and abs(clock_seconds) > MOST_CLOCK_SECONDS:
         side = "ahead of" if clock_seconds > 0 else "behind"
         found.append(

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +32,11 @@ AWAY_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 600.0
 _ASK_SOON_SECONDS = 30.0
 """After this a node is asked again that gave no answer: until then nothing may run on it."""
+_OWN_SECONDS = 1.0
+"""So long the observer's own machine is waited for, which nearly always has answered by then."""
 SHOW_LEFT_SECONDS = 60.0
+_STRANGER_SECONDS = 600.0
+"""So long a machine may take from its note until it is a node: Ray is given a minute to start."""
 _ANSWER_SECONDS = 60.0
 _TIMEOUT_SECONDS = 5.0
 _ERRS_SECONDS = 5.0
@@ -58,6 +62,37 @@ class Answer:
 
 
 _UNKNOWN = Answer(None, "it has not said yet what it is")
+
+
+class OwnMachine:
+    """What the observer's own machine has, asked now and then by a thread.
+
+    Its data folder may be one that holds for minutes whoever asks for it, and a virtual machine takes half a minute to
+    say which instructions it lets processes use. The nodes are looked at meanwhile: else all of them would be given up.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, _UNKNOWN
+        self._asking: threading.Thread | None = None
+        self._ask_after = 0.0
+
+    def answer(self) -> Answer:
+        """The newest answer there is."""
+        if self._asking is None or (not self._asking.is_alive() and time.monotonic() > self._ask_after):
+            self._asking = threading.Thread(target=self._ask, name="own machine", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the machine has no thread for now
+                self._asking.start()
+                self._asking.join(_OWN_SECONDS)
+        return self._known
+
+    def _ask(self) -> None:
+        self._ask_after = time.monotonic() + _ASK_SOON_SECONDS
+        try:
+            self._known = Answer(dataclasses.replace(describe(self._folder), clock_seconds=0.0))
+        except OSError as error:
+            logger.warning("what this machine has cannot be told: %s", error)
+        else:
+            self._ask_after = time.monotonic() + ASK_AGAIN_SECONDS
 
 
 class Questions:
@@ -223,8 +258,9 @@ class Observer:
         self._refusals: dict[str, tuple[Node, float]] = {}
         self._joined_at: dict[str, float] = {}
         self._answers: dict[str, Answer] = {}
-        self._here: Answer | None = None
-        self._here_until = 0.0
+        self._here = OwnMachine(data_dir)
+        self._strangers: dict[str, float] = {}
+        """Names of notes, and since when no node has them."""
 
     def look(self) -> list[Node]:
         """The nodes as they are now; writes the head's note first, and anew once it can name the head."""
@@ -232,7 +268,7 @@ class Observer:
         found = self._notes.client.get_all_node_info(timeout=_TIMEOUT_SECONDS).values()
         # Those of one host in the order in which they came: what began while the first was alone there names no other.
         infos = sorted(found, key=lambda info: info.start_time_ms)
-        introduced = set(self._notes.nodes.names())
+        introduced = self._introduced({info.node_name for info in infos})
         self._hear()
         nodes, alive, here = [], [], []
         for info in infos:
@@ -259,6 +295,16 @@ class Observer:
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
         refused = self._refused([node for node in nodes if node.alive])
         return [*sorted(nodes, key=lambda node: (not node.head, node.host)), *refused]
+
+    def _introduced(self, nodes: Set[str]) -> set[str]:
+        """The names under which notes were left; those go that no node had for long, as Ray did not start there."""
+        moment, names = time.monotonic(), set(self._notes.nodes.names())
+        self._strangers = {name: self._strangers.get(name, moment) for name in names - nodes}
+        for name, since in self._strangers.items():
+            if moment - since > _STRANGER_SECONDS:
+                self._notes.nodes.remove(name)
+                names.discard(name)
+        return names
 
     def _hear(self) -> None:
         """What trials complain of, where nobody but us tells of their node."""
@@ -289,10 +335,7 @@ class Observer:
                 return Answer(None, _OTHER_NOTES)
             return _UNKNOWN if note is None else Answer(note.machine, note.problem)
         if _is_here(info):
-            if self._here is None or time.monotonic() > self._here_until:
-                self._here = Answer(dataclasses.replace(describe(self._data_dir), clock_seconds=0.0))
-                self._here_until = time.monotonic() + ASK_AGAIN_SECONDS
-            return self._here
+            return self._here.answer()
         return self._questions.answer(node_id, self._head)
 
     def _refused(self, there: Sequence[Node]) -> list[Node]:

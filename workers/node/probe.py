@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
 from service.storage import MARKER, bucket_problem, without_secrets
-from workers.node.notes import MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
+from workers.node.notes import MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, other_versions, said
 from workers.node.scratch import node_data, write_problem
 
 CONNECT_SECONDS = 3.0
@@ -34,12 +34,13 @@ _LOOKS_AT_CLOCK = 3
 class Outcome(StrEnum):
     """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's.
 
-    `storeless`: it fits, and cannot reach the store of files, or not write where its trials would: that may pass.
+    `hindered`: its versions are the head's, and its clock is not, or it cannot reach the store of files or the folder
+    that all share, or not write where its trials would: that may pass.
     """
 
     FITS = "fits"
     REFUSED = "refused"
-    STORELESS = "storeless"
+    HINDERED = "hindered"
     UNWELCOME = "unwelcome"
     UNANSWERED = "unanswered"
 
@@ -74,7 +75,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
             clock_seconds=ahead,
             sees_folder=head.folder is None or head.folder.seen(),
         )
-        outcome = Outcome.REFUSED if problems else Outcome.STORELESS
+        outcome = Outcome.REFUSED if other_versions(head, note.machine.versions) else Outcome.HINDERED
         problems += [*store_problems(head), *folder_problems(head)]
         machine: Machine = dataclasses.replace(note.machine, clock_seconds=None if ahead is None else round(ahead, 2))
         note = dataclasses.replace(note, machine=machine, problem=said(problems) or None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from workers.node.processes import identity, is_dead
 
 LONGEST_PAUSE = 150.0
-"""Between two beats of one that lives, in seconds: so long a node waits for a head that does not answer."""
+"""Between two beats of one that lives, in seconds: so long a node waits for cards and a head that do not answer."""
 
 
 def beat() -> None:

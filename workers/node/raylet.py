@@ -1,6 +1,7 @@
 """Ray's processes on this machine: `ray start --block` as a child that the kernel ends when this process ends."""
 
 import contextlib
+import errno
 import logging
 import shutil
 import signal
@@ -108,7 +109,12 @@ class RayProcess:
         self._parts, self._deadline = [], time.monotonic() + START_SECONDS
         self._child = spawn(command, env=env, log=self._log or self._folder / "log", death=signal.SIGTERM)
         self._over = threading.Event()
-        threading.Thread(target=_keep_clear, args=(self._folder, self._over), name="clear", daemon=True).start()
+        clearing = threading.Thread(target=_keep_clear, args=(self._folder, self._over), name="clear", daemon=True)
+        try:
+            clearing.start()
+        except RuntimeError as error:  # the machine has none for now
+            self.stop()
+            raise OSError(errno.EAGAIN, f"no thread can keep its folder clear: {error}") from error
 
     def ready(self) -> bool:
         """Whether the raylet listens."""

@@ -107,12 +107,13 @@ class Worker:
             try:
                 self._start_cluster()
                 while not self._stopping:
+                    began = time.monotonic()
                     pause = self._turn()
                     beat()
                     if self._allocation.is_idle(self._busy):
                         break
                     if self._allocation.is_over():
-                        return True
+                        return self._busy >= began
                     self._sleep(pause)
                 return False
             finally:

@@ -236,7 +236,7 @@ def test_a_trial_of_another_node_keeps_what_it_works_on(
 def test_a_store_that_is_away_refuses_a_machine_and_is_waited_for_by_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    away = Verdict(Outcome.STORELESS, "the store is away")
+    away = Verdict(Outcome.HINDERED, "the store is away")
     found = member(tmp_path, monkeypatch, [away])
     with pytest.raises(UserError, match="the store is away"):
         found.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import threading
 import time
@@ -196,6 +197,64 @@ def test_of_nodes_whose_hosts_are_called_alike_the_first_is_the_one_that_came_fi
     nodes = looking.look()
     assert [node.id for node in nodes] == ["0404", "0303", "0202"]
     assert list(by_node([AtWork(1, 1, "host-b", None)], nodes)) == ["0303"]
+
+
+class TestOwnMachine:
+    def test_a_folder_that_cannot_be_looked_at_hides_no_node(
+        self, board: Board, looking: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "raylet").touch()
+        board.add("a", 1, socket=str(tmp_path / "raylet"))
+        board.add("b", 2)
+        (before, *_) = looking.look()
+        assert before.machine is not None
+        asked = []
+
+        def stale(folder: Path) -> Machine:
+            asked.append(folder)
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        monkeypatch.setattr(observer, "describe", stale)
+        looking._here._ask_after = 0.0
+        (now, other) = looking.look()
+        assert (now, other.host) == (before, "host-b")
+        looking.look()
+        assert len(asked) == 1, "it is asked again before long, not each second"
+
+    def test_nor_does_one_that_holds_whoever_looks(
+        self, board: Board, looking: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "raylet").touch()
+        board.add("a", 1, socket=str(tmp_path / "raylet"))
+        free = threading.Event()
+
+        def held(folder: Path) -> Machine:
+            free.wait(60)
+            return MACHINE
+
+        monkeypatch.setattr(observer, "describe", held)
+        monkeypatch.setattr(observer, "_OWN_SECONDS", 0.01)
+        (unknown,) = looking.look()
+        assert (unknown.machine, unknown.problem) == (None, "it has not said yet what it is")
+        free.set()
+        looking._here._asking.join(10)  # type: ignore[union-attr]
+        (known,) = looking.look()
+        assert known.machine is not None
+
+
+def test_the_note_of_a_machine_on_which_ray_did_not_start_goes(
+    board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again under another name, as often as it fails."""
+    board.add("a", 1)
+    for name in ("a", "b"):
+        board.nodes.put(name, NodeNote(name, "host", MACHINE, None))
+    looking.look()
+    moment = time.monotonic() + observer._STRANGER_SECONDS + 1
+    assert board.nodes.names() == ["a", "b"], "it may be starting"
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    looking.look()
+    assert board.nodes.names() == ["a"]
 
 
 def test_what_left_is_told_for_a_while(board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch) -> None:

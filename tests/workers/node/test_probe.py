@@ -89,15 +89,24 @@ def test_one_that_does_not_is_refused_with_all_reasons(monkeypatch: pytest.Monke
     assert board.refused.notes["n"].problem == verdict.words
 
 
+def test_what_may_pass_refuses_no_member(monkeypatch: pytest.MonkeyPatch, head: str, tmp_path: Path) -> None:
+    """The head's own machine may be starting: its clock is not set yet, and what it shares is not mounted."""
+    for there, behind in (
+        (HeadNote("head", VERSIONS, 0), 60),
+        (HeadNote("head", VERSIONS, 0, Folder(str(tmp_path), "x")), 0),
+    ):
+        assert judged(monkeypatch, head, Board(there, behind=behind)).outcome is Outcome.HINDERED
+
+
 def test_one_without_a_way_to_the_store_is_refused(monkeypatch: pytest.MonkeyPatch, head: str, tmp_path: Path) -> None:
     note = HeadNote("head", VERSIONS, 0, storage=Folder(str(tmp_path / "store"), "x"))
     refused = judged(monkeypatch, head, Board(note))
-    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.STORELESS, True)
+    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.HINDERED, True)
     other = dataclasses.replace(note, versions=dataclasses.replace(VERSIONS, python="3.12.0"))
     assert judged(monkeypatch, head, Board(other)).outcome is Outcome.REFUSED
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / ".ttsv-cluster").write_text("another's")
-    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.STORELESS
+    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.HINDERED
     (tmp_path / "store" / ".ttsv-cluster").write_text("x")
     assert judged(monkeypatch, head, Board(note)).outcome is Outcome.FITS
 
@@ -129,7 +138,7 @@ class TestWriting:
         assert list(tmp_path.iterdir()) == []
         refusing.add(tmp_path)
         refused = judged(monkeypatch, head, board)
-        assert refused.outcome is Outcome.STORELESS
+        assert refused.outcome is Outcome.HINDERED
         assert f"the data folder {tmp_path / 'data'} cannot be written by " in refused.words
         assert f"(uid {os.geteuid()}) (Read-only file system)" in refused.words
         assert "set TTSV_DATA_DIR to a folder of this machine" in refused.words
@@ -175,7 +184,7 @@ def test_what_is_said_of_a_bucket_keeps_its_secrets() -> None:
 def test_one_that_has_joined_keeps_its_note_with_the_problem(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
     board = Board(HeadNote("head", VERSIONS, 0), behind=60)
     board.nodes.put("n", NOTE)
-    assert judged(monkeypatch, head, board).outcome is Outcome.REFUSED
+    assert judged(monkeypatch, head, board).outcome is Outcome.HINDERED
     assert "60 s ahead" in board.nodes.notes["n"].problem
     assert board.refused.notes == {}
 

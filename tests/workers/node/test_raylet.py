@@ -1,16 +1,21 @@
 """Ray's processes start whatever cards are lost, and what is left in their folder goes while they run."""
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from workers.node.raylet import _RAY, SETTLED_SECONDS, clear
+from workers.node import raylet
+from workers.node.processes import spawn
+from workers.node.raylet import _RAY, SETTLED_SECONDS, RayProcess, clear
 
 SLEEPS = "import time; time.sleep(60)"
 Start = Callable[..., None]
@@ -62,6 +67,28 @@ def test_what_nobody_needs_goes(tmp_path: Path, start: Start) -> None:
     assert names(session / "artifacts") == [f"2026-11-28_10-42-5{number}" for number in (1, 2, 3)]
     assert names(logs) == ["gcs_server.out", "raylet.out", "worker-new.out"]
     clear(tmp_path / "nothing")
+
+
+def test_without_a_thread_to_look_after_it_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may have a process more and no thread; who started it tries again, as for want of a process."""
+    started = []
+
+    def sleeping(_command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(spawn([sys.executable, "-c", SLEEPS], **options))
+        return started[-1]
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setattr(raylet, "spawn", sleeping)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ray = RayProcess({"raylet"}, tmp_path / "token")
+    with pytest.raises(OSError, match="can't start new thread") as caught:
+        ray.start(options={}, environment={})
+    assert caught.value.errno == errno.EAGAIN
+    assert started[0].poll() is not None
+    ray.stop()  # as its callers do
 
 
 LOST = """

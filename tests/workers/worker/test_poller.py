@@ -1171,6 +1171,13 @@ class TestAllocation:
         assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).fence) == ("queued", 1)
         assert [trial.attempts for trial in lab.trials(experiment_id)] == [0]
 
+    def test_leaves_in_time_and_has_done_all_there_was(self, lab: Lab) -> None:
+        """Else a job that puts itself back into its queue would do so for ever."""
+        unfit = lab.post([0], resources={"gpus": 3})
+        rig = Rig(lab, SLEEP, Allocation(ends=time.monotonic() + 1.5))
+        assert rig.worker.run() is False
+        assert lab.experiment(unfit).state == "queued"
+
     @pytest.mark.slow
     def test_stays_as_long_as_something_runs(self, lab: Lab) -> None:
         experiment_id = lab.post([0])
