@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import JsonValue
 from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
@@ -139,8 +140,8 @@ class TestDeleted:
         assert remove_marked(marked, folder) == 0, "its processes may still write"
         assert (data / "trials/1").exists()
         for number in (FIRST, SECOND):
-            answer = partial(store.answer_once, key=str(number), body={}, answer=lambda number=number: {"id": number})
-            marked.write(answer)
+            answer = partial(dict[str, JsonValue], id=number)
+            marked.write(partial(store.answer_once, key=str(number), body={}, answer=answer))
         settle(marked)
         assert remove_marked(marked, folder) == 1
         with marked.read() as session:
