@@ -427,7 +427,7 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
 }
 """What is done under a lease on a trial, with a point or a result."""
 
-READS = {"is_held", "holds", "is_stopping", "last_ended", "lost", "running_trials", "curves", "tried"}
+READS = {"is_held", "holds", "is_stopping", "last_ended", "lost", "running_trials", "curves", "planned_trials", "tried"}
 """What takes a lease and refuses no stale one."""
 
 
