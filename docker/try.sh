@@ -406,7 +406,7 @@ killed() {
     check "each was recorded under the image's revision" test "$(sql "SELECT DISTINCT record->>'git_revision'
         FROM environments")" = "$revision"
     check "doctor, in the worker's container, finds nothing broken" \
-        docker exec --env TTSV_URL=http://api:8000 "$worker" ttsv doctor
+        docker exec "$worker" ttsv doctor
 }
 
 # Two workers; the one that has a grid stands still, and the other takes it.

@@ -119,5 +119,6 @@ def _file_system(place: str) -> tuple[Any, str]:
         with numbered(without_secrets(place)):  # where it names no region the network is asked for it
             filesystem, root = FileSystem.from_uri(place)
     except ValueError as error:
-        raise UserError(f"{SETTING}{error}") from error
+        said = str(error).replace(place, without_secrets(place))  # the library's own words repeat all of it
+        raise UserError(f"{SETTING}{said}; write / as %2F in a key, or give it by AWS_SECRET_ACCESS_KEY") from None
     return filesystem, str(root)

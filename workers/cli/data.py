@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ttsv.data.shared import Listed
     from ttsv.data.source import Progress
 
+_MOST_BARS = 10
+"""Shown at once, the newest: a published set has fewer files, a folder of images thousands."""
+
 data_app = typer.Typer(help="Data sets on this machine.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="As `ttsv data list` shows it, or synthetic:..., npz:NAME, folder:NAME.")]
@@ -123,19 +126,21 @@ def _progress(before: str | None = None) -> "Iterator[Progress | None]":
     if not screen.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
     with Bars(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=screen
     ) as bars:
-        tasks = {}
+        tasks = dict[str, TaskID]()
         waiting = [] if before is None else [bars.add_task(before, total=None)]
 
         def show(file: str, done: int, total: int | None) -> None:
             while waiting:
                 bars.remove_task(waiting.pop())
             if file not in tasks:
+                if len(tasks) == _MOST_BARS:  # to draw all takes ever longer
+                    bars.remove_task(tasks.pop(next(iter(tasks))))
                 tasks[file] = bars.add_task(file, total=total)
             bars.update(tasks[file], completed=done)
 

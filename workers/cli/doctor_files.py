@@ -93,7 +93,9 @@ def _store(settings: "Settings") -> Iterator[Finding]:
     shown = f"the store of TTSV_STORAGE, {place},"
     if "://" in settings.storage:
         if (problem := bucket_problem(settings.storage)) is not None:
-            yield _disk.wrong(f"{shown} {problem}", "env | grep ^AWS_  # the keys; does its host answer?")
+            yield _disk.wrong(
+                f"{shown} {problem}", "env | grep -o '^AWS_[A-Z_]*'  # are the keys there? Does its host answer?"
+            )
             return
     elif not (folder := Path(settings.storage)).exists():
         yield _disk.warning(f"{shown} is not there and will be made: is it to be mounted?", f"findmnt {quote(place)}")

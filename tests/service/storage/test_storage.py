@@ -713,6 +713,14 @@ class TestNames:
         assert len(written) == 1
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize("secret", ["ab/cdHIDDEN", "ab cdHIDDEN", "ab#cdHIDDEN"])
+    def test_a_key_that_no_url_can_have_is_not_repeated(self, secret: str) -> None:
+        with pytest.raises(UserError, match="write / as %2F in a key") as caught:
+            opening.open_storage(f"s3://AKIAKEY:{secret}@bucket/x?region=us-east-1")
+        assert "HIDDEN" not in str(caught.value)
+        assert "bucket/x" in str(caught.value)
+        assert caught.value.__cause__ is None
+
     def test_a_server_that_is_silent_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It takes connections and says nothing; pyarrow would wait and try again for a minute and a half."""
         monkeypatch.setattr(opening, "_ANSWER_SECONDS", 4.0)

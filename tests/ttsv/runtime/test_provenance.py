@@ -66,6 +66,16 @@ def test_a_dirty_tree_is_told(checkout: Path) -> None:
     assert (found["git_untracked"], found["git_diff_cut"]) == (["new.py"], False)
 
 
+def test_a_checkout_of_another_user_is_one(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a service with a user of its own."""
+    (checkout / "other.py").write_text("two = 2\n")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(checkout, "status")
+    assert provenance._revision.__wrapped__(checkout)["git_dirty"] is True
+    assert "+two = 2" in (provenance._changes(checkout)["git_diff"] or "")
+
+
 def test_what_is_untracked_and_can_be_imported_is_a_difference(checkout: Path) -> None:
     (checkout / "ttsv" / "new_layer.py").write_text("four = 4\n")
     found = provenance._changes(checkout)

@@ -107,6 +107,19 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert "700/? bytes" in shown
 
 
+def test_of_many_files_the_newest_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw all of some thousand images with each that comes would take hours."""
+    terminal = Console(force_terminal=True, width=100, record=True)
+    monkeypatch.setattr(data_commands, "console", lambda: terminal)
+    with data_commands._progress() as progress:
+        assert progress is not None
+        for number in range(100):
+            progress(f"image-{number:02}.png", 1, 1)
+    last = terminal.export_text(clear=False).rpartition("image-98.png")[0].rpartition("image-89.png")[2]
+    assert "image-88.png" not in last
+    assert terminal.export_text().rpartition("image-99.png")[1]
+
+
 class Head(Folder):
     """The head's folder as `join_head` gives it, without Ray."""
 

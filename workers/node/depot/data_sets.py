@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.storage import copy_out, require_inside, trouble_of
-from service.storage.store import Store
+from service.storage.store import DamagedFileError, Store
 from ttsv.errors import DataError, TrialError
 
 logger = logging.getLogger(__name__)
@@ -139,17 +139,24 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     if whole and (corrupted or find_shared(name, folder) is not None):
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    failed: OSError | None = None
+    failed: Exception | None = None
     with locked(_dataset_of(name), folder):  # which takes every error of the disk for one of the set
         try:
             came = _bring_files(theirs, folder, head, told, aside=record is None and own_set(name) is not None)
+        except DamagedFileError as error:
+            failed = DataError(
+                f"dataset = {name!r}: the head's {error.filename} is damaged ({error.strerror}): put it back there "
+                f"(`ttsv data verify {name}` says when it is right), then try again"
+            )
         except OSError as error:
             failed = error
         else:
             hashes = {path: file.sha256 for path, file in theirs.files.items()}
             if record is None or record.files != hashes:  # the same content may be packed anew
                 ContentRecord.make(name, folder, theirs.sha256, hashes)
-    if failed is not None:
+    if (
+        failed is not None
+    ):  # only here: it is of no error of the disk, as it would be to whoever looks where it came from
         raise failed
     if not corrupted:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.storage import Folder
+from service.storage import Folder, trouble_of
 from ttsv.data import load_dataset
 from ttsv.errors import DataError
 from workers.node.depot import data_sets
@@ -260,6 +260,19 @@ def test_a_head_whose_disk_is_in_trouble_is_no_head_without_the_set(
         bring_data_set("npz:mine", node, head, quiet)
     assert caught.value.errno == number
     assert pickle.loads(pickle.dumps(caught.value)).errno == number, "it comes from another process"
+
+
+def test_a_file_damaged_on_the_head_is_said_to_be(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that took it for a disk in trouble would try again for ever, and others' sets would not come either."""
+    theirs = head.data_set("npz:mine")
+    monkeypatch.setattr(head, "data_set", lambda name: theirs)  # which sees size and times, and a copy that is whole
+    with (head.root / "datasets/mine.npz").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    with pytest.raises(DataError, match=r"dataset = 'npz:mine': the head's datasets/mine\.npz is damaged") as caught:
+        bring_data_set("npz:mine", node, head, quiet)
+    assert trouble_of(caught.value) is None
+    assert not (node / "datasets/mine.npz").exists()
 
 
 def test_paths_of_a_head_lead_nowhere_else(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
