@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypedDict
 
-from sqlalchemy import Select, bindparam, inspect, select
+from sqlalchemy import Select, bindparam, func, inspect, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import (
@@ -107,6 +107,8 @@ class HeldExperiment:
         self._session, self._lease = session, lease
         self._locked = leases.lock(session, lease)
         self._over = False
+        self.moment: datetime | None = None
+        """When what is written next became of a trial; by default now. The database may have been away since."""
         self._trials: dict[int, Trial] = {}
         self._progressed_at: datetime | None = None
         self._points: dict[tuple[int, int], dict[str, float | None]] = {}
@@ -215,6 +217,8 @@ class HeldExperiment:
         if trial is None:
             return
         accuracy, best = metrics.val_accuracy, trial.best_val_accuracy
+        if metrics.epoch <= trial.epoch:  # trained again, on a GPU maybe to another accuracy
+            best = self._best_of_others(trial_id, metrics.epoch)
         trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
         if metrics.epoch > trial.epoch:
             trial.epoch, trial.deaths, trial.rest_seconds = metrics.epoch, 0, 0.0
@@ -224,6 +228,15 @@ class HeldExperiment:
         if metrics.spectra:
             layers = epoch_spectra.stored(metrics.spectra)
             self._spectra[trial_id, metrics.epoch] = {"trial_id": trial_id, "epoch": metrics.epoch, "layers": layers}
+
+    def _best_of_others(self, trial_id: int, epoch: int) -> float | None:
+        """The best validation accuracy of a trial's other epochs, stored or about to be."""
+        told = {number: point["val_accuracy"] for (trial, number), point in self._points.items() if trial == trial_id}
+        stored = select(func.max(EpochPoint.val_accuracy)).where(
+            EpochPoint.trial_id == trial_id, EpochPoint.epoch.not_in([*told, epoch])
+        )
+        found = [self._session.scalar(stored), *(value for number, value in told.items() if number != epoch)]
+        return max((value for value in found if value is not None), default=None)
 
     def finish_trial(
         self,
@@ -286,7 +299,7 @@ class HeldExperiment:
         self._tell(EventKind.TRIAL_LOST, trial)
         trial.deaths += charged
         if trial.deaths < MAX_DEATHS:
-            transitions.requeue_trial(trial, charged=charged)
+            transitions.requeue_trial(trial, charged=charged, ended_at=self.moment)
             seconds = rests.put_to_rest(trial, charged=charged, longest=longest_rest)
             trial.error = f"{error}; after that it rests for {seconds:.0f} s" if seconds else error
         else:
@@ -309,13 +322,13 @@ class HeldExperiment:
             self.fail_trial(trial_id, OUT_OF_MEMORY, error)
             return
         self._tell(EventKind.TRIAL_CROWDED, trial)
-        transitions.requeue_trial(trial, charged=False)
+        transitions.requeue_trial(trial, charged=False, ended_at=self.moment)
         trial.failure, trial.error = OUT_OF_MEMORY, _storable(f"{ALONE}: {error}")
 
     def yield_trial(self, trial_id: int, *, began: datetime | None = None) -> None:
         """The trial gives way to others, and goes on later; `began` as in `lose_trial`."""
         if trial := self._attempt(trial_id, began):
-            transitions.requeue_trial(trial, charged=False)
+            transitions.requeue_trial(trial, charged=False, ended_at=self.moment)
             self._tell(EventKind.TRIAL_YIELDED, trial)
 
     def _write(self) -> None:
@@ -351,7 +364,8 @@ class HeldExperiment:
         self._progressed_at = now()
 
     def _end(self, trial: Trial, state: TrialState) -> None:
-        trial.state, trial.finished_at = state, now()
+        at = self.moment or now()
+        trial.state, trial.finished_at = state, at if trial.started_at is None else max(at, trial.started_at)
         transitions.end_attempt(trial, trial.finished_at)
 
     def _tell(self, kind: EventKind, trial: Trial, **detail: Any) -> None:

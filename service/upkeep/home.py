@@ -17,6 +17,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
 from service.storage import MARKER, SETTING, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
+from service.storage.attempts import TRIALS
 from service.upkeep.files import DataFolder
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,26 @@ def settle(database: Database, settings: Settings) -> None:
     except (DBAPIError, OSError) as error:
         logger.warning("where the files of trials are cannot be noted now: %s", error)
     refuse_elsewhere(database, settings)
+
+
+def refuse_link(settings: Settings) -> None:
+    """Raises `UserError` where the folder of all trials is a link.
+
+    A trial would train to its end there, and nobody would read what it left: no file behind a link is given out.
+    """
+    if (problem := link_problem(settings)) is not None:
+        raise UserError(problem)
+
+
+def link_problem(settings: Settings) -> str | None:
+    """Why no trial can leave its files in the data folder; None where that is no link's fault."""
+    folder = settings.data_dir / TRIALS
+    if settings.storage is not None or not folder.is_symlink():
+        return None
+    return (
+        f"{folder} is a link, and no file behind a link is given out: mount the disk there (mount --bind), or move the "
+        "data folder to it and let TTSV_DATA_DIR name that"
+    )
 
 
 def move_here(database: Database, settings: Settings) -> str:

@@ -19,6 +19,7 @@ from ttsv.certification.determinism import unwatched, watched_for_random_numbers
 from ttsv.certification.linear_maps import EPS, LinearMap, rounded_up
 from ttsv.certification.reach import Affine, Factor, Reach
 from ttsv.errors import ConfigError
+from ttsv.runtime.headway import get_on
 
 
 class Traced(Tensor):
@@ -222,6 +223,7 @@ class Trace:
                     shape, reach = rule(self, module, inputs[0])
                     output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
             self._path.pop()
+            get_on()
             return output
 
         return follow

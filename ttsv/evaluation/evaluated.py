@@ -20,6 +20,7 @@ from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
 from ttsv.runtime.failures import known_failures
 from ttsv.runtime.precision import full_precision
 from ttsv.runtime.provenance import EnvironmentFields, describe_environment
+from ttsv.runtime.work_time import WorkTime, timed
 from ttsv.spectral.network import evaluating, model_spectra
 from ttsv.spectral.symbol import forget_tables
 from ttsv.training.record import LayerRecord
@@ -115,20 +116,19 @@ def evaluate_network(subject: Subject, options: EvaluationOptions) -> Generator[
     place = subject.device
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
-    started = time.perf_counter()
+    spent = WorkTime()
     with known_failures(subject.model), full_precision(), evaluating(subject.model):
-        measured = yield from measure(subject, options)
+        measured = yield from timed(measure(subject, options), spent)
         if options.cost:
             yield StageProgress(stage="cost", done=0, total=1)
-        priced = _cost(subject, started) if options.cost or options.layers else None
+        priced = _cost(subject, spent.seconds) if options.cost or options.layers else None
         layers = _layers(subject) if options.layers else None
     environment = describe_environment(place)
     return Evaluated(subject=subject, measured=measured, environment=environment, cost=priced, layers=layers)
 
 
-def _cost(subject: Subject, started: float) -> NetworkCost:
+def _cost(subject: Subject, seconds: float) -> NetworkCost:
     model, data, place = subject.model, subject.data, subject.device
-    seconds = time.perf_counter() - started
     return NetworkCost(
         parameters=cost.parameters(model),
         compression=cost.compression(model),
@@ -141,7 +141,7 @@ def _cost(subject: Subject, started: float) -> NetworkCost:
 
 
 def _layers(subject: Subject) -> LayerSpectra:
-    def timed() -> tuple[Mapping[str, Tensor], float]:
+    def clocked() -> tuple[Mapping[str, Tensor], float]:
         started = time.perf_counter()
         values = _spectra(subject)
         if subject.device.type == "cuda":
@@ -149,7 +149,7 @@ def _layers(subject: Subject) -> LayerSpectra:
         return values, time.perf_counter() - started
 
     forget_tables()  # whose memory is counted where they are made: here, whatever came before
-    (values, seconds), memory = cost.peak_allocation(timed, subject.device)
+    (values, seconds), memory = cost.peak_allocation(clocked, subject.device)
     records = layer_records(subject.model, subject.data, subject.report or ConstraintReport(), values)
     return LayerSpectra(values=values, seconds=seconds, memory=memory, records=tuple(records))
 

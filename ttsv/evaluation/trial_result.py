@@ -15,6 +15,7 @@ from ttsv.evaluation.saved import load_saved
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import create_model
 from ttsv.results import CHECKPOINTS, StageProgress, TrialResult
+from ttsv.runtime.work_time import WorkTime, timed
 from ttsv.training.checkpoint import load_weights, save_model
 from ttsv.training.network import TrainedNetwork, model_arguments
 from ttsv.training.record import describe_training, read_training
@@ -40,7 +41,7 @@ def evaluate_trial(
 
     The network and all files go to the trial's `folder`; `datasets` is the folder of the data sets.
     """
-    started = time.perf_counter()
+    spent = WorkTime()
     subject = Subject(
         model=network.model,
         data=data,
@@ -57,7 +58,8 @@ def evaluate_trial(
         renew_state=True,
         layers=True,
     )
-    found = yield from evaluate_network(subject, options)
+    found = yield from timed(evaluate_network(subject, options), spent)
+    began = time.perf_counter()
     assert found.cost is not None
     assert found.layers is not None
     layers = network.facts.with_projections(found.layers.records)
@@ -72,7 +74,7 @@ def evaluate_trial(
         compression=found.cost.compression,
         parameters=found.cost.parameters,
         multiply_accumulates=found.cost.multiply_accumulates,
-        eval_seconds=time.perf_counter() - started,
+        eval_seconds=spent.seconds + time.perf_counter() - began,
         spectrum_seconds=found.layers.seconds,
         spectrum_memory=found.layers.memory,
         protocol=found.measured.protocol,

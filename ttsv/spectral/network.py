@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
+from ttsv.runtime.headway import get_on
 from ttsv.runtime.precision import at_least_single, full_precision
 from ttsv.spectral.geometry import Convolution, Sliding, TransposedConvolution, layer_geometry
 from ttsv.spectral.singular_values import periodic_singular_values
@@ -108,7 +109,11 @@ def model_spectra(
     """
     sizes = layer_input_sizes(model, input_size, in_channels=in_channels, linear=linear)
     layers = spectral_layers(model, linear=linear)
-    return {name: layer_singular_values(layers[name], size) for name, size in sizes.items()}
+    found: dict[str, Tensor] = {}
+    for name, size in sizes.items():
+        found[name] = layer_singular_values(layers[name], size)
+        get_on()
+    return found
 
 
 def layer_input_sizes(

@@ -47,7 +47,7 @@ def look_at_disk(settings: "Settings") -> list[Finding]:
         )
         return [_disk.wrong(says, f"sudo install --directory --owner $USER {quote(str(folder))}")]
     free = f"free in {folder}" if there == folder else f"free in {folder}, which will be made"
-    return [*_network(settings), *_store(settings), _room(there, free)]
+    return [*_network(settings), *_link(settings), *_store(settings), _room(there, free)]
 
 
 def _room(there: Path, free: str) -> Finding:
@@ -64,6 +64,17 @@ def _room(there: Path, free: str) -> Finding:
     if system.f_files and not system.f_favail:
         return _disk.wrong(f"{says}, and no file can be made there: its file system has as many as it can", mend)
     return _disk.ok(says)
+
+
+def _link(settings: "Settings") -> Iterator[Finding]:
+    from service.storage.attempts import TRIALS
+    from service.upkeep.home import link_problem
+
+    if (problem := link_problem(settings)) is not None:
+        trials = settings.data_dir / TRIALS
+        there = quote(str(trials.resolve()))
+        here = quote(str(trials))
+        yield _disk.wrong(problem, f"rm {here} && mkdir {here} && mount --bind {there} {here}  # everything stopped")
 
 
 def _network(settings: "Settings") -> Iterator[Finding]:

@@ -72,7 +72,7 @@ def api(
     from service.database.engine import Database
     from service.settings import Settings
     from service.settings.logs import configure_logging
-    from service.upkeep.home import settle
+    from service.upkeep.home import refuse_link, settle
     from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
@@ -83,6 +83,7 @@ def api(
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database, newer=False)
         refuse_without_keys(database, settings)
+        refuse_link(settings)
         settle(database, settings)
     uvicorn.run(
         "service.main:application",
@@ -117,7 +118,7 @@ def worker(
     from service.database.engine import Database
     from service.settings import Settings
     from service.settings.logs import configure_logging
-    from service.upkeep.home import refuse_elsewhere
+    from service.upkeep.home import refuse_elsewhere, refuse_link
     from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
     from workers.worker import job_time
@@ -134,6 +135,7 @@ def worker(
     database = Database(settings.url)
     webhooks = WebhookSender(settings, database)  # says what is wrong in the settings
     refuse_unmigrated(database, newer=False)
+    refuse_link(settings)
     refuse_elsewhere(database, settings)
     with webhooks, Upkeep(settings, database):
         polling = Worker(settings, database, allocation=time_given)

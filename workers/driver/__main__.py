@@ -35,12 +35,13 @@ from service.settings.logs import configure_logging
 from service.specs.grid import search_base
 from service.specs.planner import PlannedTrial
 from service.specs.spec import Asha, ExperimentSpec
-from service.storage import open_kept, remove_checkpoints
+from service.storage import open_kept
 from service.upkeep.home import known_mark
 from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial
 from workers.driver.hanging import ended_if_hung
 from workers.driver.lease_keeper import LeaseKeeper
+from workers.driver.leftovers import Leftovers
 from workers.driver.recorder import Recorder
 from workers.node.depot.home import Home, light_beacon
 from workers.trial_process.messages import Job, RunTrial
@@ -59,6 +60,8 @@ CONNECT_SECONDS = 60
 FLUSH_SECONDS = 10.0
 VERIFY_SECONDS = 5.0
 """So long a result that came is looked at yet before the experiment is given back: to have it again may take hours."""
+LEFTOVERS_SECONDS = 60.0
+"""So long an experiment's end waits for a store that does not answer: `ttsv prune` removes what stays."""
 LOOK_SECONDS = 1.0
 """How long it goes unnoticed at most that the experiment is to stop."""
 IDLE_SECONDS = 30.0
@@ -81,14 +84,16 @@ class Driver:
     def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
         self._settings, self._lease, self._run_trial = settings, lease, run
         self._database = Database(settings.url)
-        self._recorder = Recorder(self._database, lease, self._lost, self._ended, self._refused, self._settled)
+        kept = open_kept(settings.data_dir, settings.storage)
+        self._leftovers = Leftovers(kept, lease.fence, lambda trial_id: self._recorder.is_at_work(trial_id))
+        ended = self._leftovers.add
+        self._recorder = Recorder(self._database, lease, self._lost, ended, self._refused, self._settled)
         self._over = threading.Event()
         self._keeper = LeaseKeeper(self._database, lease, settings.beat_seconds, self._lost)
         self._passes: Passes | None = None
         self._slots: Slots | None = None
         self._feed: Feed | None = None
         self._attempts: Counter[int] = Counter()
-        self._kept = open_kept(settings.data_dir, settings.storage)
 
     def run(self) -> None:
         """Runs the experiment to its end."""
@@ -120,6 +125,7 @@ class Driver:
             self._write(self._tidy)
             search = patiently(partial(self._make_search, spec))
             if search is None and self._complete():
+                self._leftovers.wait(LEFTOVERS_SECONDS)
                 return
             self._await_turn(slots, searches=search is not None)
             self._feed = search or feed.Feed(self._next_job, slots, self._over.set)
@@ -203,6 +209,7 @@ class Driver:
             self._over.wait()
             self._over.clear()
             self._recorder.flush()
+            self._leftovers.wait(LEFTOVERS_SECONDS)  # checkpoints are the largest files: who sees the end finds none
             with contextlib.suppress(LeaseLostError):
                 if not self._complete():
                     continue
@@ -324,20 +331,10 @@ class Driver:
         if self._feed is not None:
             self._feed.settled(trial_id)
 
-    def _ended(self, trial_id: int) -> None:
-        """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files.
-
-        Those of a later claim do: the trial may be retried by the time that a driver which stood still gets here.
-        """
-        try:
-            remove_checkpoints(self._kept, trial_id, self._lease.fence)
-        except Exception as error:  # what a store's library raises is no fault of the database, which the caller minds
-            logger.warning("the checkpoints of trial %d stay: %s", trial_id, error)
-
     def _sweep(self) -> None:
         """Removes what a driver before could no longer, that died as soon as the ends of trials were stored."""
         for trial_id in patiently(self._last_ended) if self._lease.fence > 1 else ():
-            self._ended(trial_id)
+            self._leftovers.add(trial_id)
 
     def _last_ended(self) -> Sequence[int]:
         with self._database.read() as session:
@@ -359,6 +356,7 @@ class Driver:
             self._passes.settle(VERIFY_SECONDS)
         self._recorder.mute()
         self._recorder.flush(FLUSH_SECONDS)
+        self._leftovers.wait(1.0)  # what stays the next driver removes
         with contextlib.suppress(LeaseLostError, SQLAlchemyError):
             self._database.write(partial(leases.release, lease=self._lease, drained=True))
         os._exit(0)

@@ -56,7 +56,7 @@ _DISK = re.compile(rf"Error: \[Errno ({'|'.join(map(str, sorted(TROUBLE)))})\]")
 _MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
 """What Ray says where its memory monitor ended the process, before the kernel would end any."""
 _MEMORY_THEN = re.compile(r"[\d.]+ ?GB (used )?/ [\d.]+ ?GB")
-_MEMORY_OF_WORKER = re.compile(r"Memory used: ([\d.]+) ?GiB")
+_MEMORY_OF_WORKER = re.compile(r"Granted time: ([^|]+?) *\|[^|]*\| *Memory used: ([\d.]+) ?GiB")
 _SHORT_OF_MEMORY = (
     "its machine ran short of memory, and Ray ended it; it may need more than others: have `resources.memory_gib` "
     "reserve what it needs, or let fewer run at a time (max_concurrent_trials)"
@@ -141,12 +141,13 @@ class TuneCallback(tune.Callback):
     def _needs_too_much(self, said: str) -> bool:
         """Whether a trial whose machine ran short of memory may be the one that needs too much.
 
-        Ray ends whoever began last, and the next to begin again if that was not enough. Where no process had more than
-        is reserved for each, somebody else filled the machine. Else it may be the one, and would be killed for ever: it
-        is charged, as for the kernel's killing, but so slowly that ten times in a row last for half an hour.
+        Ray ends whoever began last, and the next to begin again if that was not enough. Where that one had no more than
+        is reserved for it, somebody else filled the machine, maybe a trial with a larger reservation. Else it may be
+        the one, and would be killed for ever: it is charged, as for the kernel's killing, but so slowly that ten times
+        in a row last for half an hour.
         """
-        had = [float(found) for found in _MEMORY_OF_WORKER.findall(said)]
-        return not had or max(had) > self._memory_gib
+        began = [(granted, float(gib)) for granted, gib in _MEMORY_OF_WORKER.findall(said)]
+        return not began or max(began)[1] > self._memory_gib
 
 
 def job_of(trial: Trial) -> Job:

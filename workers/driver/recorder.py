@@ -5,8 +5,9 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -46,6 +47,7 @@ _RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if col
 class _Event:
     trial_id: int
     write: Callable[[HeldExperiment], None]
+    at: datetime
     final: bool = False
     settles: bool = False
 
@@ -75,6 +77,8 @@ class Recorder:
         self._events: deque[_Event] = deque()
         self._moments: defaultdict[int, list[datetime]] = defaultdict(list)
         self._at_work: set[int] = set()
+        self._used_until: dict[int, float] = {}
+        """Up to which second of the attempt at work its use of resources was told."""
         self._changed = threading.Condition()
         self._muted = False
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -90,20 +94,22 @@ class Recorder:
         if trial_id not in self._at_work:
             moments.append(max(now(), moments[-1] + _TICK) if moments else now())
             self._at_work.add(trial_id)
+            self._used_until.pop(trial_id, None)
         place = len(moments)
         self._put(trial_id, lambda held: self._start(held, trial_id, moments[place - 1], moments[place:]))
 
-    def reported(self, trial_id: int, report: Report) -> None:
-        """The trial's process says something."""
+    def reported(self, trial_id: int, report: Report, *, at: datetime | None = None) -> None:
+        """The trial's process says something, or said it `at` some moment: that is when it ends if this is its end."""
         began = self._began(trial_id)
         match report:
             case EpochReport():
                 self._put(trial_id, lambda held: _add_epochs(held, trial_id, report))
             case ResultReport():
-                self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
+                self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True, at=at)
             case FailureReport(failure, message):
                 final = failure not in _NOT_OF_THE_TRIAL
-                self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=final, settles=True)
+                fail = partial(HeldExperiment.fail_trial, trial_id=trial_id, failure=failure, error=message)
+                self._put(trial_id, fail, final=final, settles=True, at=at)
             case CrowdedReport(message):
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)
             case HinderedReport(message):
@@ -113,11 +119,14 @@ class Recorder:
                         trial_id, message, charged=False, longest_rest=LONGEST_OF_HINDERED, began=began
                     ),
                     settles=True,
+                    at=at,
                 )
             case StartedReport():
                 place, environment = report.place, report.environment
                 self._put(trial_id, lambda held: held.place_trial(trial_id, place, environment, began=began))
             case ResourceReport(series):
+                if not self._is_news(trial_id, max(series["seconds"], default=0.0)):
+                    return  # a sign may hold what a later report has told already
                 self._put(trial_id, lambda held: held.record_resources(trial_id, series, began=began))
             case StageReport(further=True):
                 self._put(trial_id, lambda held: held.progress(trial_id, began=began))
@@ -131,10 +140,18 @@ class Recorder:
         """
         self._put(trial_id, lambda held: _stop(held, trial_id, report), final=True)
 
-    def died(self, trial_id: int, reason: str, *, charged: bool = True, longest_rest: float = 0.0) -> None:
+    def died(
+        self,
+        trial_id: int,
+        reason: str,
+        *,
+        charged: bool = True,
+        longest_rest: float = 0.0,
+        at: datetime | None = None,
+    ) -> None:
         """The trial's process died, perhaps before it could begin; `charged`: on a node that lives.
 
-        `longest_rest`: so long at most it may have to rest for that.
+        `longest_rest`: so long at most it may have to rest for that. `at`: when that was, if not now.
         """
         self.started(trial_id)
         began = self._began(trial_id)
@@ -142,6 +159,7 @@ class Recorder:
             trial_id,
             lambda held: held.lose_trial(trial_id, reason, charged=charged, longest_rest=longest_rest, began=began),
             settles=True,
+            at=at,
         )
 
     def gave_way(self, trial_id: int) -> None:
@@ -152,6 +170,10 @@ class Recorder:
     def forget(self, trial_id: int) -> None:
         """Nothing is at work on the trial, though nobody said so: what begins next is another attempt."""
         self._at_work.discard(trial_id)
+
+    def is_at_work(self, trial_id: int) -> bool:
+        """Whether a process is at work on the trial."""
+        return trial_id in self._at_work
 
     def mute(self) -> None:
         """Takes no more reports; what was taken is still written."""
@@ -171,14 +193,28 @@ class Recorder:
         if not held.start_trial(trial_id, began, later):
             self._refused(trial_id)
 
+    def _is_news(self, trial_id: int, until: float) -> bool:
+        """Whether a series of what the attempt uses goes on for longer than those before."""
+        if until <= self._used_until.get(trial_id, -1.0):
+            return False
+        self._used_until[trial_id] = until
+        return True
+
     def _put(
-        self, trial_id: int, write: Callable[[HeldExperiment], None], *, final: bool = False, settles: bool = False
+        self,
+        trial_id: int,
+        write: Callable[[HeldExperiment], None],
+        *,
+        final: bool = False,
+        settles: bool = False,
+        at: datetime | None = None,
     ) -> None:
+        moment = at or now()
         with self._changed:
             if settles or final:
                 self._at_work.discard(trial_id)
             if not self._muted:
-                self._events.append(_Event(trial_id, write, final, settles or final))
+                self._events.append(_Event(trial_id, write, moment, final, settles or final))
                 self._changed.notify_all()
 
     def _run(self) -> None:
@@ -224,6 +260,7 @@ class Recorder:
             with hold(session, self._lease) as held:
                 held.read_trials({event.trial_id for event in events})
                 for event in events:
+                    held.moment = event.at
                     event.write(held)
             fault("before_commit", broken_connection)
 
@@ -239,7 +276,7 @@ class Recorder:
                 raise
             logger.exception("trial %d: what it reported cannot be stored", event.trial_id)
             reason = f"what the trial reported could not be stored: {error}"
-            failed = _Event(event.trial_id, lambda held: held.fail_trial(event.trial_id, "error", reason))
+            failed = replace(event, write=lambda held: held.fail_trial(event.trial_id, "error", reason))
             self._store([failed])
 
     def _forget(self, count: int) -> None:

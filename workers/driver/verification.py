@@ -4,9 +4,11 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from service.database import now
 from service.storage import Store, open_kept
 from workers.driver.recorder import Recorder
 from workers.node.depot.home import Home
@@ -40,11 +42,11 @@ class Verification:
 
     def begin(self, trial_id: int, report: ResultReport, host: str) -> None:
         """Has a result of that host looked at; does not wait."""
-        self._do(partial(self._verify, trial_id, report, host))
+        self._do(partial(self._verify, trial_id, report, host, now()))
 
     def doubt(self, trial_id: int, report: FailureReport) -> None:
         """Has a trial tried again whose process did not find the data folder, if we do not either; does not wait."""
-        self._do(partial(self._record, trial_id, report))
+        self._do(partial(self._record, trial_id, report, now()))
 
     def wait(self, seconds: float) -> None:
         """Waits until all that were begun are recorded, at most so long."""
@@ -55,15 +57,16 @@ class Verification:
         self._begun.add(looking)
         looking.add_done_callback(self._begun.discard)
 
-    def _record(self, trial_id: int, report: FailureReport) -> None:
+    def _record(self, trial_id: int, report: FailureReport, at: datetime) -> None:
         there = self._home.seen(Path(self._home.data_dir))
-        self._recorder.reported(trial_id, report if there else HinderedReport(f"not mounted now? {report.message}"))
+        told = report if there else HinderedReport(f"not mounted now? {report.message}")
+        self._recorder.reported(trial_id, told, at=at)
 
     def close(self) -> None:
         """Waits until all are recorded."""
         self._pool.shutdown()
 
-    def _verify(self, trial_id: int, report: ResultReport, host: str) -> None:
+    def _verify(self, trial_id: int, report: ResultReport, host: str, at: datetime) -> None:
         deadline, looks = time.monotonic() + PATIENCE_SECONDS, 0
         while True:
             try:
@@ -73,16 +76,17 @@ class Verification:
                 logger.warning("the files of trial %d cannot be looked for: %s", trial_id, error)
                 if time.monotonic() > deadline:
                     reason = f"its files could not be looked for in {self._where}: {error}"
-                    self._recorder.died(trial_id, reason, charged=False)
+                    self._recorder.died(trial_id, reason, charged=False, at=at)
                     return
                 time.sleep(_PAUSE_SECONDS)
                 continue
             looks += 1
             if wrong is None:
-                self._recorder.reported(trial_id, report)
+                self._recorder.reported(trial_id, report, at=at)
                 return
             if looks == _LOOKS:
-                self._recorder.reported(trial_id, FailureReport("infrastructure", self._message(*wrong, host)))
+                failed = FailureReport("infrastructure", self._message(*wrong, host))
+                self._recorder.reported(trial_id, failed, at=at)
                 return
             time.sleep(_PAUSE_SECONDS)
 

@@ -37,7 +37,7 @@ class Sampler:
     ) -> None:
         self._look, self._clock, self.interval = look or Process().look, clock, first
         self._begun = clock()
-        self._reported = self._begun
+        self._reported: dict[str, float] = {}
         self._points: list[tuple[float, *tuple[float | None, ...]]] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -51,13 +51,17 @@ class Sampler:
         self._over.set()
         self._thread.join(5)
 
-    def series(self, *, at_once: bool = False) -> "ResourceSeries | None":
-        """All points until now, a list for each column: every `REPORT_SECONDS` and `at_once`, else None."""
+    def series(self, *, at_once: bool = False, by: str = "reports") -> "ResourceSeries | None":
+        """All points until now, a list for each column: every `REPORT_SECONDS` and `at_once`, else None.
+
+        `by` whom it is told: each of several has it so often.
+        """
         with self._lock:
             moment = self._clock()
-            if not self._points or not (at_once or moment - self._reported >= REPORT_SECONDS):
+            due = moment - self._reported.get(by, self._begun) >= REPORT_SECONDS
+            if not self._points or not (at_once or due):
                 return None
-            self._reported = moment
+            self._reported[by] = moment
             cpu, memory, gpu, gpu_memory = map(list, zip(*(point[1:] for point in self._points), strict=True))
             return {
                 "interval": self.interval,

@@ -62,7 +62,7 @@ class SignsOfLife:
         while not self._over.wait(SIGN_SECONDS):
             if (now := headway()) == counted:
                 continue
-            used = dict(self._sampler.series() or {}) or used
+            used = dict(self._sampler.series(by="signs") or {}) or used
             with contextlib.suppress(Exception):  # Ray's, of many kinds: the next sign says as much
                 shelf.put(name, Sign(self._job.fence, self._job.attempt, now, used))
                 counted, left = now, True

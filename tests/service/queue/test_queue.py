@@ -866,7 +866,7 @@ class TestTrials:
             database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point)))
         assert [(point.epoch, point.val_accuracy) for point in table(EpochPoint)] == [(1, 0.5), (2, 0.625)]
         (trial,) = table(Trial)
-        assert (trial.epoch, trial.best_val_accuracy) == (2, 0.75)
+        assert (trial.epoch, trial.best_val_accuracy) == (2, 0.625), "no epoch has the other any more"
 
     def test_an_epoch_repeated_after_a_crash_does_not_turn_progress_back(
         self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
@@ -1287,10 +1287,31 @@ class TestTrials:
 
         database.write(work)
         (trial,) = table(Trial)
-        assert (trial.state, trial.attempts, trial.best_val_accuracy) == (TrialState.SUCCEEDED, 3, 0.5)
+        assert (trial.state, trial.attempts, trial.best_val_accuracy) == (TrialState.SUCCEEDED, 3, 0.25)
         assert trial.deaths == 2  # the second time its epoch was there already
         assert [point.val_accuracy for point in table(EpochPoint)] == [0.25]
         assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+
+    def test_what_became_of_a_trial_counts_from_its_own_moment(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make
+    ) -> None:
+        """The database may have been away for a night since: nobody is charged for that."""
+        submit(seeds=2)
+        lease, (first, second) = claim(), (trial.id for trial in table(Trial))
+        began = now() - timedelta(hours=10)
+
+        def work(session: Session) -> None:
+            with hold(session, lease) as held:
+                for trial_id in (first, second):
+                    held.start_trial(trial_id, began)
+                held.moment = began + timedelta(minutes=10)
+                held.finish_trial(first, trial_result(), PROTOCOL)
+                held.lose_trial(second, "gone")
+
+        database.write(work)
+        done, waiting = table(Trial)
+        assert (done.finished_at, done.run_seconds) == (began + timedelta(minutes=10), 600)
+        assert (waiting.state, waiting.run_seconds) == (TrialState.QUEUED, 600)
 
     def test_many_trials_in_one_transaction(
         self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make

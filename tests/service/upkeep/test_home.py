@@ -19,7 +19,7 @@ from service.errors import UserError
 from service.settings import Settings
 from service.storage import MARKER
 from service.upkeep import home
-from service.upkeep.home import move_here, problem_of, refuse_elsewhere, settle
+from service.upkeep.home import move_here, problem_of, refuse_elsewhere, refuse_link, settle
 from service.upkeep.migrate import migrate
 from workers.cli.__main__ import app
 
@@ -35,6 +35,17 @@ def at(tmp_path: Path, database_url: str) -> At:
         return Settings(data_dir=tmp_path / name, database_url=database_url)
 
     return settings
+
+
+def test_a_linked_folder_of_trials_is_refused(at: At) -> None:
+    """Else each trial trains to its end, and nobody can read what it left."""
+    settings = at("api")
+    (settings.data_dir / "elsewhere").mkdir(parents=True)
+    refuse_link(settings)
+    (settings.data_dir / "trials").symlink_to(settings.data_dir / "elsewhere")
+    with pytest.raises(UserError, match=r"trials is a link, .* mount the disk there"):
+        refuse_link(settings)
+    refuse_link(settings.model_copy(update={"storage": str(settings.data_dir / "store")}))
 
 
 class TestFolders:

@@ -261,7 +261,14 @@ class TestDisk:
     def test_a_store_that_is_silent_is_given_up(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(opening, "_ANSWER_SECONDS", 0.1)
         found = doctor_files.look_at_disk(Settings(data_dir=machine, storage="s3://key:word@bucket/x"))
-        is_wrong(found, "bucket/x, does not answer within 0.1 s", "does its host answer?")
+        is_wrong(found, "bucket/x, does not answer within 0.1 s", "Does its host answer?")
+
+    def test_a_linked_folder_of_trials(self, machine: Path) -> None:
+        (machine / "linked").mkdir()
+        (machine / "big").mkdir()
+        (machine / "linked" / "trials").symlink_to(machine / "big")
+        mend = f"mount --bind {machine}/big {machine}/linked/trials"
+        is_wrong(self.look(machine / "linked"), "trials is a link", mend)
 
     @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "lustre"])
     def test_sqlite_on_a_network(self, kind: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

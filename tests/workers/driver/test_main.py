@@ -149,7 +149,7 @@ def test_a_result_that_is_looked_at_is_stored_before_the_experiment_is_given_bac
     recorder.open()
     driver, slots = Driver.__new__(Driver), Slots()
     driver._database, driver._lease, driver._recorder = lab.database, lease, recorder
-    driver._passes, driver._attempts = Passes(MagicMock(), recorder), Counter()
+    driver._passes, driver._attempts, driver._leftovers = Passes(MagicMock(), recorder), Counter(), MagicMock()
     driver._feed = Feed(driver._next_job, slots, lambda: None)
     looking = driver._passes._verification = Verification(Home(str(lab.data_dir), "node-1", "", ""), recorder)
     slots.set(2)

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import MagicMock
 
@@ -22,9 +23,8 @@ from service.experiments import actions
 from service.queue import attempts, driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import MAX_DEATHS, HeldExperiment
-from service.storage import Folder
 from tests.results import made_epoch, made_result
-from ttsv.results import CHECKPOINTS, StageProgress
+from ttsv.results import StageProgress
 from ttsv.runtime import faults
 from workers.driver.__main__ import Driver
 from workers.driver.callback import TuneCallback
@@ -210,14 +210,47 @@ def test_who_gave_way_keeps_its_checkpoints_whatever_it_still_says(lab: Lab, mon
     assert (bench.trials()[0].state, len(killed), ended) == ("queued", 1, [])
 
 
-def test_a_driver_left_over_leaves_the_checkpoints_of_later_claims(tmp_path: Path) -> None:
-    """It stood still between a failure's COMMIT and their removal, and the trial was retried meanwhile."""
-    driver, checkpoints = Driver.__new__(Driver), [tmp_path / "trials/7" / name / CHECKPOINTS for name in ("3.1", "5")]
-    driver._kept, driver._lease = Folder(tmp_path), Lease(1, 3)
-    for folder in checkpoints:
-        folder.mkdir(parents=True)
-    driver._ended(7)
-    assert [folder.exists() for folder in checkpoints] == [False, True]
+def test_use_that_was_told_is_not_told_again(lab: Lab) -> None:
+    """A sign of life holds the newest series that it had, which a report may have told on since."""
+    bench = Bench(lab)
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set)
+    recorder.open()
+    trial = bench.trials()[0]
+
+    def told() -> list[list[float | None]]:
+        assert recorder.flush(5)
+        with bench.database.read() as session:
+            found = attempts.listed(session, trial.id, resources=True)
+        return [[] if one.resources is None else one.resources["cpu"] for one in found]
+
+    recorder.started(trial.id)
+    recorder.reported(trial.id, StartedReport("node-1", []))
+    recorder.reported(trial.id, ResourceReport(used(1.0, 2.0, 3.0)))
+    recorder.reported(trial.id, ResourceReport(used(1.0, 2.0)))
+    assert told() == [[1.0, 2.0, 3.0]]
+    recorder.died(trial.id, "SIGKILL")
+    recorder.started(trial.id)
+    recorder.reported(trial.id, StartedReport("node-1", []))
+    recorder.reported(trial.id, ResourceReport(used(4.0, 5.0)))
+    assert told() == [[1.0, 2.0, 3.0], [4.0, 5.0]], "the next attempt begins anew"
+
+
+def test_a_night_without_the_database_is_charged_to_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(lab)
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set)
+    first, second, _ = (trial.id for trial in bench.trials())
+    recorder.started(first)
+    recorder.started(second)
+    recorder.reported(first, result())
+    recorder.died(second, "SIGKILL")
+    night = now() + timedelta(hours=10)
+    monkeypatch.setattr("service.queue.trials.now", lambda: night)
+    monkeypatch.setattr("service.experiments.transitions.now", lambda: night)
+    recorder.open()
+    assert recorder.flush(5)
+    done, lost, _ = bench.trials()
+    assert (done.state, lost.state) == ("succeeded", "queued")
+    assert max(done.run_seconds, lost.run_seconds) < 60
 
 
 def test_what_ended_under_a_driver_that_died_is_known_to_the_next(lab: Lab) -> None:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock, call
+from unittest.mock import ANY, MagicMock, call
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_found_missing_or_other(tmp_path: Path, in_store: bool, changes: dict[st
     told = report(**changes)
     recorder = verified(told, tmp_path / "other" if in_store else tmp_path, str(tmp_path) if in_store else None)
     if said is None:
-        assert recorder.mock_calls == [call.reported(7, told)]
+        assert recorder.mock_calls == [call.reported(7, told, at=ANY)]
         return
     (recorded,) = recorder.reported.call_args_list
     assert (recorded.args[0], recorded.args[1].failure) == (7, "infrastructure")
@@ -80,7 +80,7 @@ def test_what_a_shared_folder_shows_a_moment_later_counts(
     told = report()
     recorder = verified(told, tmp_path)
     (recorded,) = recorder.reported.call_args_list
-    assert (recorded == call(7, told)) == succeeds
+    assert (recorded == call(7, told, at=ANY)) == succeeds
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -95,10 +95,10 @@ def test_a_store_that_does_not_answer_costs_no_result(
     monkeypatch.setattr(verification, "open_kept", lambda *_: store)
     recorder = verified(told, tmp_path)
     if comes_back:
-        assert recorder.mock_calls == [call.reported(7, told)]
+        assert recorder.mock_calls == [call.reported(7, told, at=ANY)]
     else:
         (died,) = recorder.died.call_args_list
-        assert (died.args[0], died.kwargs) == (7, {"charged": False})
+        assert (died.args[0], died.kwargs) == (7, {"charged": False, "at": ANY})
         recorder.reported.assert_not_called()
 
 
@@ -113,8 +113,8 @@ def test_a_data_folder_that_is_not_there_for_us_either_fails_no_trial(tmp_path: 
         looking.doubt(7, told)
         looking.close()
     assert recorder.mock_calls == [
-        call.reported(7, told),
-        call.reported(7, HinderedReport("not mounted now? Ray's node does not see it")),
+        call.reported(7, told, at=ANY),
+        call.reported(7, HinderedReport("not mounted now? Ray's node does not see it"), at=ANY),
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_store_that_is_not_mounted_costs_no_result(
     places: tuple[Path, str | None] = (tmp_path, str(store)) if in_store else (store, None)
     Folder(store).write("trials/7/1/model", io.BytesIO(CONTENT), 7)
     mark, told = marked(Folder(store)), report()
-    assert verified(told, *places, mark).mock_calls == [call.reported(7, told)]
+    assert verified(told, *places, mark).mock_calls == [call.reported(7, told, at=ANY)]
     store.rename(aside)
     if there == "another":
         store.mkdir()
@@ -142,5 +142,5 @@ def test_a_store_that_is_not_mounted_costs_no_result(
     recorder = verified(told, *places, mark)
     (died,) = recorder.died.call_args_list
     assert "not mounted here" in died.args[1]
-    assert died.kwargs == {"charged": False}
+    assert died.kwargs == {"charged": False, "at": ANY}
     recorder.reported.assert_not_called()

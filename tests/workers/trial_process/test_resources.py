@@ -55,6 +55,8 @@ def test_reports_come_every_half_minute() -> None:
     clock.now += 30
     assert taken.series() is not None
     assert taken.series() is None
+    assert taken.series(by="signs") is not None, "each of those who ask has them"
+    assert taken.series(by="signs") is None
 
 
 @pytest.mark.parametrize("looks", [1, MOST_POINTS - 1, MOST_POINTS, 10 * MOST_POINTS, 100_000])

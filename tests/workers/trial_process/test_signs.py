@@ -10,8 +10,10 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
+from ttsv.certification.certificates import lipschitz_bound
 from ttsv.config.trial import TrialConfig
 from ttsv.runtime.headway import get_on, headway
+from ttsv.spectral.network import model_spectra
 from ttsv.trial import run_trial
 from workers.driver.signs import SignReader
 from workers.driver.watchdog import Watchdog
@@ -175,3 +177,13 @@ def test_every_step_and_every_pass_of_an_attack_makes_headway(tmp_path: Path) ->
     epoch, *stages = (after - before for before, after in itertools.pairwise(counts))
     assert epoch >= 2
     assert max(stages) >= 20, "the passes of an attack"
+
+
+def test_every_layer_of_a_spectrum_and_of_a_bound_makes_headway() -> None:
+    """Of a large network each takes a while, and all of them at once longer than many a limit."""
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(4)), torch.nn.Flatten())
+    before = headway()
+    assert len(model_spectra(model, 8)) == 4
+    middle = headway()
+    lipschitz_bound(model, (8, 8), in_channels=3)
+    assert min(middle - before, headway() - middle) >= 4
