@@ -125,7 +125,6 @@ class Driver:
             self._write(self._tidy)
             search = patiently(partial(self._make_search, spec))
             if search is None and self._complete():
-                self._leftovers.wait(LEFTOVERS_SECONDS)
                 return
             self._await_turn(slots, searches=search is not None)
             self._feed = search or feed.Feed(self._next_job, slots, self._over.set)
@@ -198,6 +197,7 @@ class Driver:
 
     def _complete(self) -> bool:
         """Completes the experiment if nothing is left to do; whether nothing was."""
+        self._leftovers.wait(LEFTOVERS_SECONDS)  # checkpoints are the largest files: who sees the end finds none
         complete = self._write(partial(leases.complete, lease=self._lease))
         if complete:
             logger.info("experiment %d ends: every trial is final", self._lease.experiment_id)
@@ -209,7 +209,6 @@ class Driver:
             self._over.wait()
             self._over.clear()
             self._recorder.flush()
-            self._leftovers.wait(LEFTOVERS_SECONDS)  # checkpoints are the largest files: who sees the end finds none
             with contextlib.suppress(LeaseLostError):
                 if not self._complete():
                     continue
