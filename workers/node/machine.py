@@ -182,9 +182,9 @@ def _listed_gpus() -> dict[str, Gpu]:
     named = [one for one in said if _is_named(one)]
     if len(named) < len(said):
         logger.warning(
-            "%d of %d cards are offered to no trial, as the driver has no UUID of the others: run nvidia-smi as root, "
-            "which starts them or says what ails them, then this again",
-            len(named),
+            "the driver has no UUID of %d of %d cards, which no trial is given: run nvidia-smi as root, which starts "
+            "them or says what ails them, then this again",
+            len(said) - len(named),
             len(said),
         )
     return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in named}

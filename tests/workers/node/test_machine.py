@@ -241,7 +241,7 @@ class TestDescription:
             said = f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nDevice Minor: \t {number}\n"
             (tmp_path / f"0000:0{number}:00.0" / "information").write_text(said)
         assert local_gpus({}) == ["GPU-1111-a"]
-        assert "1 of 3 cards are offered" in caplog.text
+        assert "no UUID of 2 of 3 cards, which no trial is given" in caplog.text
         assert machine.card_devices() == {"GPU-1111-a": Path("/dev/nvidia1")}
 
 

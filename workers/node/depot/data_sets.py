@@ -154,9 +154,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
             hashes = {path: file.sha256 for path, file in theirs.files.items()}
             if record is None or record.files != hashes:  # the same content may be packed anew
                 ContentRecord.make(name, folder, theirs.sha256, hashes)
-    if (
-        failed is not None
-    ):  # only here: it is of no error of the disk, as it would be to whoever looks where it came from
+    # Raised only here, it comes of no error of the disk: for one of those a trial would be tried again and again.
+    if failed is not None:
         raise failed
     if not corrupted:
         try:
