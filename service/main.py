@@ -116,14 +116,19 @@ async def _remove_orphans(settings: Settings, database: Database) -> None:
 
 
 async def _miss_workers(database: Database, over: asyncio.Event) -> None:
-    """Looks now and then whether a worker is there, as nobody else would say that none is; until that is `over`."""
-    while not over.is_set():
+    """Looks now and then whether a worker is there, as nobody else would say that none is; until that is `over`.
+
+    Not at once: a worker that starts with the API has yet to greet, and its claims pass over rows that are being changed.
+    """
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), MISS_SECONDS)
+        if over.is_set():
+            return
         try:
             await run_in_threadpool(_say_if_missed, database)
         except Exception:  # an outage must not end this for the API's life
             logger.debug("nobody knows whether a worker is there", exc_info=True)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), MISS_SECONDS)
 
 
 def _say_if_missed(database: Database) -> None:

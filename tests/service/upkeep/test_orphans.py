@@ -259,6 +259,15 @@ def test_the_api_says_that_no_worker_is_there(lived: Database, own: Settings, mo
         assert waiting() == {None}
 
 
+def test_an_api_that_starts_misses_nobody_yet(lived: Database, own: Settings) -> None:
+    """A worker may start with it; and what it said of an experiment would hide that from a claim on PostgreSQL."""
+    lived.write(lambda session: session.execute(update(Experiment).values(state=ExperimentState.QUEUED)))
+    with TestClient(create_app(own)):
+        time.sleep(0.3)
+        with lived.read() as session:
+            assert set(session.scalars(select(Experiment.waiting))) == {None}
+
+
 def test_a_worker_removes_what_dead_writers_left_in_its_folder_and_in_the_store(
     lived: Database, own: Settings, tmp_path: Path
 ) -> None:
