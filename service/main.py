@@ -118,7 +118,7 @@ async def _remove_orphans(settings: Settings, database: Database) -> None:
 async def _miss_workers(database: Database, over: asyncio.Event) -> None:
     """Looks now and then whether a worker is there, as nobody else would say that none is; until that is `over`.
 
-    Not at once: a worker that starts with the API has yet to greet, and its claims pass over rows that are being changed.
+    Not at once: a worker that starts with the API has yet to greet, and claims pass over rows that are being changed.
     """
     while True:
         with contextlib.suppress(TimeoutError):

@@ -21,6 +21,7 @@ from service.queue.driver_reads import Curve
 from service.specs.search import best_direction
 from service.specs.spec import Asha, ExperimentSpec, Fifo
 from workers.driver.callback import TuneCallback, job_of
+from workers.driver.deaths import survive_deaths
 from workers.driver.feed import ENDLESS, PLACE_SECONDS, Feed
 from workers.driver.hanging import ended_if_hung
 from workers.driver.recorder import Recorder
@@ -51,6 +52,7 @@ def connect(address: str) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it misses its log files, which we turned off
     # To count its loggers among a run's, Tune imports MLflow where that is installed: most of a second.
     sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type] # as Python lets an import fail
+    survive_deaths()
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
 
 

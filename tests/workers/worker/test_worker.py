@@ -213,3 +213,13 @@ def _assert_resumed(lab: Lab, experiment_id: int, *, epochs: int) -> None:
         trained = [int(line) for line in file.read_text().split()]
         assert sorted(set(trained)) == list(range(1, epochs + 1))
         assert len(trained) <= epochs + 1
+
+
+def test_a_trial_that_ray_ends_for_memory_takes_no_other_along(lab: Lab) -> None:
+    """To Ray that is neither a death nor an error, and to Tune neither: its driver ended with all that it ran."""
+    lab.settings |= {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "250"}
+    experiment_id = lab.post([7], epochs=400)
+    lab.start_worker()
+    lab.wait_for(lambda: lab.trials(experiment_id)[0].deaths == 1)
+    assert lab.experiment(experiment_id).fence == 1
+    assert "lost its process: its machine ran short of memory" in lab.driver_log(experiment_id)
