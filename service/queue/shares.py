@@ -67,12 +67,21 @@ def on_whole_cards(needs: Amount) -> Amount:
     return needs._replace(gpus=1.0) if 0 < needs.gpus < 1 else needs
 
 
+_ALL = 0
+"""In place of an experiment's number, all of nobody known."""
+
+
 class Group(NamedTuple):
     """A project (with the rest None), a person of it, or an experiment of nobody known."""
 
     project_id: int | None
     owner: str | None = None
     experiment_id: int | None = None
+
+    @property
+    def person(self) -> "Group":
+        """Whoever takes turns with the other people of the project: nobody known is one of them."""
+        return self if self.owner is not None else self._replace(experiment_id=_ALL)
 
 
 def group_of(project_id: int | None, owner: str | None, experiment_id: int) -> Group:
@@ -117,7 +126,7 @@ class Usage:
         return self._used.get(group, 0.0)
 
     def _count(self, group: Group, used: float) -> None:
-        for whose in (group, Group(group.project_id)):
+        for whose in {group, group.person, Group(group.project_id)}:
             self._used[whose] = self._used.get(whose, 0.0) + used
 
 
@@ -133,6 +142,7 @@ def allocate(
     most_experiments: int,
     usage: Usage | None = None,
     firm: bool = False,
+    first: int | None = None,
 ) -> dict[int, int]:
     """Experiment -> how many of its trials may run now; who gets none is absent.
 
@@ -143,20 +153,23 @@ def allocate(
     without it who runs now goes first, so that nothing changes hands without a reason. So are, where weights differ,
     the trials that are due in part: of three to one on two slots the second is. A trial fits where one node has all
     that it needs. No more than `most_experiments` get anything. `firm`: the trials alone that are due to everybody as a
-    whole, whose turn it may be.
+    whole, whose turn it may be. Before all others one trial is offered to the experiment that is `first`.
     """
     room, everybody = _Room(nodes, most_experiments), _Party(0)
     cost = cache(partial(_dominant, total=_total(nodes)))
     wanting = sorted((demand for demand in demands if demand.trials > 0), key=lambda demand: demand.experiment_id)
     leaves = [everybody.admit(demand, cost, usage) for demand in wanting]
+    for demand in wanting if first is not None else ():
+        if demand.experiment_id == first:
+            everybody.offer_to((demand.project_id, demand.owner, first), room)
     everybody.line_up(1.0)
     if firm:
         everybody.confine(1.0)
-    first: _Party | _Leaf = everybody
-    while isinstance(first, _Party) and len(first.queue) == 1 and not firm:
-        first = first.queue[0][1]  # where there is nobody else it is always its turn
-    while not first.over:
-        first.offer(room)
+    top: _Party | _Leaf = everybody
+    while isinstance(top, _Party) and len(top.queue) == 1 and not firm:
+        top = top.queue[0][1]  # where there is nobody else it is always its turn
+    while not top.over:
+        top.offer(room)
     return {leaf.demand.experiment_id: leaf.got for leaf in leaves if leaf.got}
 
 
@@ -321,7 +334,7 @@ class _Party:
             return None if usage is None else usage.of(group)
 
         project = self._member(demand.project_id, lambda: _Party(number, demand.weight, used(Group(demand.project_id))))
-        person = project._member(demand.owner, lambda: _Party(number, demand.person_weight, used(demand.group)))
+        person = project._member(demand.owner, lambda: _Party(number, demand.person_weight, used(demand.group.person)))
         leaf = person._members[number] = _Leaf(demand, cost, None if demand.owner is not None else used(demand.group))
         for party in (self, project, person):
             party._running += leaf.running()
@@ -347,7 +360,7 @@ class _Party:
         self.over, self.key = not self.queue, self._place()
 
     def _queue_up(self) -> None:
-        self.queue = [(member.key, member) for member in self._members.values()]
+        self.queue = [(member.key, member) for member in self._members.values() if not member.over]
         heapq.heapify(self.queue)
 
     def confine(self, due: float) -> None:
@@ -379,6 +392,14 @@ class _Party:
         if taken:
             self._share += taken
             self.key = self._place()
+        return taken
+
+    def offer_to(self, names: Sequence[object], room: _Room) -> float:
+        """Offers one trial to an experiment, by the names of its parties and its own, before all `line_up`; the share
+        that it took."""
+        member = self._members[names[0]]
+        taken = member.offer(room) if isinstance(member, _Leaf) else member.offer_to(names[1:], room)
+        self._share += taken
         return taken
 
     def next_cost(self) -> float:

@@ -16,7 +16,7 @@ from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
 from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import leases, nodes
-from service.queue.capacity import Place, Standing
+from service.queue.capacity import Floor, Place, Standing
 from service.queue.cluster import Node
 from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why, used_lately
 from service.queue.nodes import Stand
@@ -24,6 +24,7 @@ from service.queue.places import Decision, Places
 from service.queue.rests import ALL_REST
 from service.queue.shares import AT_A_TIME, NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
+from service.queue.turns import Turns
 from service.settings import Settings
 from workers.worker.drivers import Drivers
 
@@ -67,7 +68,7 @@ class Scheduler:
         self._shared_at = time.monotonic()
         self._crowds, self._look_far_at = 0, 0.0
         """How many people have more experiments that wait than are looked at each time."""
-        self._places = Places()
+        self._places, self._turns = Places(), Turns()
         self._stands, self._running, self._stands_after = list[Stand](), Counter[int](), 0.0
         """What ran where when it was read last, and how much of each experiment."""
         self._known: dict[Stand, Standing] = {}
@@ -108,7 +109,8 @@ class Scheduler:
         away = self._on_unfit(claimed, seen, unfit) if unfit else {}
         here = [replace(one, demand=_without(one.demand, away)) for one in found] if away else found
         demands = [one.demand for one in here if waits[one.demand.experiment_id] is None]
-        share_out = partial(allocate, nodes=left, usage=self._usage)
+        first = self._turns.first(demands, self._usage, time.monotonic())
+        share_out = partial(allocate, nodes=left, usage=self._usage, first=first)
         due = share_out(demands, most_experiments=self._most)
         limited = len(due) == self._most < len(demands)
         everybodys = share_out(demands, most_experiments=len(demands)) if limited else due
@@ -189,13 +191,8 @@ class Scheduler:
         """What the nodes have beside the trials of the workers that share them."""
         theirs = [stand for stand in self._newest_stands(session) if stand[2] in sharing]
         needs = nodes.needs_of(session, {number for number, *_ in theirs})
-        left = {place.id: list(place.room) for place in places}
         where = nodes.nodes_of((stand[1:3] for stand in theirs), [one for one in seen if one.alive])
-        for (number, _, _, alone), node in zip(theirs, where, strict=True):
-            if node in left:
-                for at, taken in enumerate(_needs_of(needs[number], alone=alone)):
-                    left[node][at] -= taken
-        return [Amount(*(max(0.0, amount) for amount in left[place.id])) for place in places]
+        return Floor(places, map(partial(_stands, needs), theirs, where)).rests(())
 
     def _on_unfit(
         self, ours: Sequence[Demand], seen: Sequence[Node], unfit: Sequence[str]
@@ -228,9 +225,7 @@ class Scheduler:
             needs |= nodes.needs_of(session, {number for number, *_ in here} - needs.keys())
         known |= dict.fromkeys(new, _NOT_HERE)
         for stand, node in zip(here, nodes.nodes_of((stand[1:3] for stand in here), there), strict=True):
-            number, place, _, alone = stand
-            where = node or (None if place is None else _ELSEWHERE)
-            known[stand] = Standing(number, where, _needs_of(needs[number], alone=alone), nodes.cards_of(place))
+            known[stand] = _stands(needs, stand, node)
         standing = [each for each in map(known.__getitem__, stands) if each is not _NOT_HERE]
         return [each for each in standing if each.node not in unfit] if unfit else standing
 
@@ -401,8 +396,11 @@ def _misfit(one: Contender, room: Sequence[Amount]) -> str | None:
     return None
 
 
-def _needs_of(needs: Amount, *, alone: bool) -> Amount:
-    return on_whole_cards(needs) if alone else needs
+def _stands(needs: Mapping[int, Amount], stand: Stand, node: str | None) -> Standing:
+    """What stands there, on that node of ours if it is one."""
+    number, place, _, alone = stand
+    where = node or (None if place is None else _ELSEWHERE)
+    return Standing(number, where, on_whole_cards(needs[number]) if alone else needs[number], nodes.cards_of(place))
 
 
 def _waited(one: Contender) -> float:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -492,3 +493,34 @@ def test_a_decision_over_a_thousand_slots_and_a_hundred_experiments_is_quick() -
         for number in range(100)
     ]
     assert effort(lambda: [allocate(asked, nodes, most_experiments=100, usage=Usage()) for _ in range(5)]) / 5 < 0.1
+
+
+def test_nobodys_experiments_are_one_that_takes_turns_with_people() -> None:
+    """Else one of them that never comes first among these would have used nothing, and with it all of them."""
+    one, usage, had = [Amount(8, 1)], Usage(), Counter[int]()
+    wanted = [
+        Demand(1, 9, Amount(1, 1)),
+        Demand(2, 9, Amount(1, 1), priority=5),
+        Demand(3, 9, Amount(1, 1), owner="root"),
+    ]
+    last: dict[int, int] = {}
+    for _ in range(100):
+        usage.add([replace(each, running=last.get(each.experiment_id, 0)) for each in wanted], one, 60)
+        last = allocate(wanted, one, most_experiments=9, usage=usage)
+        had.update(last)
+    assert had == {2: 50, 3: 50}
+
+
+@given(demands(), nodes_of_a_cluster, st.integers(1, 6))
+def test_who_is_first_has_a_trial_wherever_one_fits(wanted: list[Demand], nodes: list[Amount], first: int) -> None:
+    shares = allocate(wanted, nodes, most_experiments=9, first=first)
+    for one in wanted:
+        if one.experiment_id == first and one.trials:
+            assert (shares.get(first, 0) > 0) == any(_needs_first(one).fits(node) for node in nodes)
+    taken = [one.needs for one in wanted for _ in range(shares.get(one.experiment_id, 0))]
+    assert all(shares.get(one.experiment_id, 0) <= one.trials for one in wanted)
+    assert packs(taken, nodes)
+
+
+def _needs_first(demand: Demand) -> Amount:
+    return on_whole_cards(demand.needs) if demand.alone else demand.needs

@@ -14,6 +14,8 @@ from service.database import Experiment, Trial, now
 from service.experiments import actions, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases, places
+from service.queue import nodes as queue_nodes
+from service.queue import turns as queue_turns
 from service.queue.cluster import Node
 from service.queue.contenders import Contender
 from service.queue.shares import Amount, Demand, Usage, allocate
@@ -247,3 +249,41 @@ def test_what_rests_is_neither_claimed_nor_completed(database: "Database") -> No
     database.write(lambda session: session.execute(update(Trial).values(rests_until=now())))
     assert scheduler.share([node])
     assert (list.__len__(claims), *said()) == (1, "running", 1, None)
+
+
+def test_halves_of_two_cards_that_another_worker_left_are_no_whole_one(
+    database: "Database", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "SHORT_SECONDS", 0.0)
+    halves = {"cpus": 1, "gpus": 0.5}
+    lease = database.write(
+        partial(leases.claim, worker="other", process=None, experiment_id=grid_of(database, 2, resources=halves))
+    )
+    assert lease is not None
+    with database.read() as session:
+        trials = [trial.id for trial in unfinished_trials(session, lease)]
+    for card, trial_id in enumerate(trials):
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        database.write(under(lease, HeldExperiment.place_trial, trial_id, f"a, GPU {card}"))
+    node = Node("a", "a", "", 8, 2, 8)
+    database.write(partial(queue_nodes.record, worker="other", seen=[node]))
+    grid_of(database, 9, resources=halves | {"gpus": 1})
+    half = grid_of(database, 9, resources=halves)
+    hands = AllHands(database, "a")
+    Scheduler(Settings(), database, cast("Any", hands), "worker", None, most=4).share([node])
+    assert [driver.lease.experiment_id for driver in hands] == [half]
+
+
+def test_whose_turn_it_is_out_of_turn_has_a_share(database: "Database", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run begin nothing more, until there is room for it."""
+    ours, large = grid_of(database, 30, priority=1), grid_of(database, 3, resources={"cpus": 4})
+    hands, node = AllHands(database, "a"), [Node("a", "a", "", 4, 0, 8)]
+    scheduler = Scheduler(Settings(), database, cast("Any", hands), "worker", None, most=4)
+    scheduler.share(node)
+    hands[0].begin()
+    monkeypatch.setattr(queue_turns, "OVERDUE_SECONDS", 0.0)
+    scheduler.share(node)
+    assert [(driver.lease.experiment_id, driver.slots) for driver in hands] == [(ours, 4)], "it is not the first of its"
+    monkeypatch.setattr(scheduler._turns, "first", lambda *_: large)
+    scheduler.share(node)
+    assert [(driver.lease.experiment_id, driver.slots) for driver in hands] == [(ours, 0), (large, 1)]
