@@ -415,7 +415,7 @@ class _Party:
         share, used = self._share / self._weight, tie / self._weight
         if self._due == math.inf or self._share + self.next_cost() <= self._due + 1e-9:
             return 0, share, used, self._oldest
-        if self._share >= self._due - 1e-9:
+        if self._used is None and self._share >= self._due - 1e-9:
             return 2, share, used, self._oldest
         if self._turn:
             return 0, share, used, self._oldest

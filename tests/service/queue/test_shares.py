@@ -317,6 +317,36 @@ def test_so_it_is_within_a_project_to_which_a_part_is_due(
         assert had == pytest.approx(weight / whole * one / sum(people), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("weights", "sizes"), [((2, 1, 1), (1, 4, 2)), ((3, 1, 2, 2), (4, 3, 4, 1)), ((1, 1, 1), (1, 4, 2))]
+)
+def test_weights_are_kept_though_trials_are_larger_than_what_is_due(
+    weights: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    """Who is due whole trials alone has back what another's larger one took."""
+    asking = [
+        Demand(number, 99, Amount(1, size), project_id=number, owner="ada", weight=weight)
+        for number, (weight, size) in enumerate(zip(weights, sizes, strict=True))
+    ]
+    node, rng, usage = [Amount(99, 4)], random.Random(0), Usage()
+    ends, had = [list[int]() for _ in asking], [0.0] * len(asking)
+    for now in range(0, 16 * 3600, 20):
+        ends = [[end for end in mine if end > now] for mine in ends]
+        running = [replace(one, running=len(mine)) for one, mine in zip(asking, ends, strict=True)]
+        usage.add(running, node, 20)
+        shares = allocate(running, node, most_experiments=9, usage=usage)
+        for number, one in sorted(enumerate(asking), key=lambda _: rng.random()):
+            while len(ends[number]) < shares.get(number, 0) and one.needs.gpus <= 4 - _gpus(asking, ends):
+                ends[number].append(now + rng.randint(140, 260))
+        had = [before + len(mine) * one.needs.gpus for before, mine, one in zip(had, ends, asking, strict=True)]
+    for part, weight in zip(had, weights, strict=True):
+        assert part / sum(had) == pytest.approx(weight / sum(weights), rel=0.1)
+
+
+def _gpus(asking: Sequence[Demand], ends: Sequence[Sequence[int]]) -> float:
+    return sum(len(mine) * one.needs.gpus for one, mine in zip(asking, ends, strict=True))
+
+
 def test_a_large_trial_of_which_a_part_is_due_has_its_turn_too() -> None:
     usage, nodes = Usage(), [Amount(8)]
     small, large = of_project(1, weight=3), Demand(2, 9, Amount(5), project_id=2, owner="bob")
