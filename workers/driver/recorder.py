@@ -125,8 +125,8 @@ class Recorder:
                 place, environment = report.place, report.environment
                 self._put(trial_id, lambda held: held.place_trial(trial_id, place, environment, began=began))
             case ResourceReport(series):
-                if not self._is_news(trial_id, max(series["seconds"], default=0.0)):
-                    return  # a sign may hold what a later report has told already
+                if self._goes_back(trial_id, max(series["seconds"], default=0.0)):
+                    return  # a sign may hold less than a later report has told already
                 self._put(trial_id, lambda held: held.record_resources(trial_id, series, began=began))
             case StageReport(further=True):
                 self._put(trial_id, lambda held: held.progress(trial_id, began=began))
@@ -193,12 +193,15 @@ class Recorder:
         if not held.start_trial(trial_id, began, later):
             self._refused(trial_id)
 
-    def _is_news(self, trial_id: int, until: float) -> bool:
-        """Whether a series of what the attempt uses goes on for longer than those before."""
-        if until <= self._used_until.get(trial_id, -1.0):
-            return False
+    def _goes_back(self, trial_id: int, until: float) -> bool:
+        """Whether a series of what the attempt uses ends before one that was told.
+
+        One that ends with it comes with a newer pace: after a day the process looks every nine minutes at what it uses.
+        """
+        if until < self._used_until.get(trial_id, 0.0):
+            return True
         self._used_until[trial_id] = until
-        return True
+        return False
 
     def _put(
         self,

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.database import Experiment, Result, Trial, now
-from service.database.experiments import ResourceSeries
+from service.database.experiments import Pace, ResourceSeries
 from service.database.outages import MOST_FAILURES
 from service.experiments import actions
 from service.queue import attempts, driver_reads, leases
@@ -233,6 +233,28 @@ def test_use_that_was_told_is_not_told_again(lab: Lab) -> None:
     recorder.reported(trial.id, StartedReport("node-1", []))
     recorder.reported(trial.id, ResourceReport(used(4.0, 5.0)))
     assert told() == [[1.0, 2.0, 3.0], [4.0, 5.0]], "the next attempt begins anew"
+
+
+def test_a_pace_is_told_that_comes_with_no_further_use(bench: Bench) -> None:
+    """The longer an attempt runs, the rarer it looks at what it uses; its reports come as often as before."""
+    first = bench.trials()[0].id
+    bench.recorder.started(first)
+    bench.recorder.reported(first, StartedReport("node-1", []))
+
+    def told(series: ResourceSeries, reported: float, longest_pause: float) -> tuple[float, float]:
+        pace: Pace = {"reported": reported, "longest_pause": longest_pause}
+        bench.recorder.reported(first, ResourceReport({**series, "pace": pace}))
+        assert bench.recorder.flush(5)
+        with bench.database.read() as session:
+            (one,) = attempts.listed(session, first, resources=True)
+        assert one.resources is not None
+        assert one.resources["cpu"] == [1.0, 2.0]
+        return one.resources["pace"]["reported"], one.resources["pace"]["longest_pause"]
+
+    assert told(used(1.0, 2.0), 30.0, 1.0) == (30.0, 1.0)
+    assert told(used(1.0, 2.0), 60.0, 1.0) == (60.0, 1.0)
+    assert told(used(1.0, 2.0), 500.0, 440.0) == (500.0, 440.0)
+    assert told(used(1.0), 505.0, 1.0) == (500.0, 440.0), "an older use, as a sign may hold it"
 
 
 def test_a_night_without_the_database_is_charged_to_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
