@@ -12,6 +12,8 @@ from service.specs.states import NodeState
 
 GPUS = ", GPU "
 """What stands between a host and its GPUs, where a trial says where it runs."""
+UNKNOWN = "it has not said yet what it is"
+"""The problem of a node of which nothing is known yet."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Node:
     def fits(self) -> bool:
         """Whether trials may be started on it."""
         return self.alive and self.problem is None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether it is there, and has yet to say what it is: it may fit then."""
+        return self.alive and self.problem == UNKNOWN
 
 
 def named(host: str, node_id: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from service.errors import UserError
-from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
+from service.queue.cluster import UNKNOWN, Machine, Node, machine_from_json, nodes_as_json
 from service.specs.states import NodeState
 from workers.node.machine import describe, own_address, versions
 from workers.node.notes import STORAGE, STORAGE_MARKER, Folder, HeadNote, Notes, host_of, misfits, said
@@ -61,7 +61,7 @@ class Answer:
     problem: str | None = None
 
 
-_UNKNOWN = Answer(None, "it has not said yet what it is")
+_UNKNOWN = Answer(None, UNKNOWN)
 
 
 class OwnMachine:

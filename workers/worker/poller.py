@@ -271,12 +271,15 @@ class Worker:
                 logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
 
     def _share(self) -> None:
-        """Divides the cluster anew, while it is there and we are wanted. Until then nobody knows of nothing to do."""
+        """Divides the cluster anew, while it is there and we are wanted.
+
+        Until then, and until each of its nodes has said what it is, nobody knows of nothing to do.
+        """
         wanted = self._cluster.ready() and not self._stopping and self._away_since is None
         seen = self._cluster.nodes() if wanted else None
         for driver in self._drivers if self._away_since is not None else ():
             driver.tell(0, sys.maxsize)  # what runs goes on, and may outlast the absence
-        if seen is None or self._scheduler.share(seen):
+        if seen is None or self._scheduler.share(seen) or any(node.unknown for node in seen):
             self._busy = time.monotonic()
 
     def _drain(self) -> None:

@@ -30,7 +30,7 @@ from service.errors import UserError
 from service.experiments import actions
 from service.experiments.transitions import BEHIND, MOST_OF_A_PERSON
 from service.queue import leases, nodes
-from service.queue.cluster import Node
+from service.queue.cluster import UNKNOWN, Node
 from service.queue.contenders import say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount, Demand
@@ -1162,6 +1162,18 @@ class TestAllocation:
         assert rig.worker.run() is False
         timer.join()
         assert lab.experiment(experiment_id).state == "failed"
+
+    @pytest.mark.parametrize(("problem", "stays"), [(UNKNOWN, True), ("its torch is another", False)])
+    def test_stays_while_a_node_has_yet_to_say_what_it_is(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch, problem: str, stays: bool
+    ) -> None:
+        """As a head does not while its data folder holds whoever looks. A job whose time ends meanwhile comes back."""
+        lab.post([0])
+        rig = Rig(lab, SLEEP, Allocation(ends=time.monotonic() + job_time.DRAIN_SECONDS + 0.2, until_idle=True))
+        monkeypatch.setattr(job_time, "IDLE_SECONDS", 0.1)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: [Node("a", "head", "127.0.0.1", 8, 0, 10, problem=problem)])
+        assert rig.worker.run() is stays
+        assert rig.worker._allocation.is_over() is stays
 
     @pytest.mark.slow
     def test_leaves_in_time_and_gives_back_what_it_runs(self, lab: Lab) -> None:
