@@ -69,19 +69,22 @@ def begin(store: Store, trial_id: int, attempt: Attempt) -> str:
             if known == before:
                 raise
     for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
-        old = Attempt.parse(name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name)
+        old = _attempt_of(name)
         if old is not None and old < attempt:
             store.remove(f"{TRIALS}/{trial_id}/{name}")
     return folder
 
 
-def remove_checkpoints(store: Store, trial_id: int, fence: int) -> None:
+def remove_checkpoints(store: Store, trial_id: int, fence: int, number: int | None = None) -> None:
     """Removes what only a resume would need, of every attempt under no later claim; the trial's artifacts stay.
 
-    Those of later claims serve: by now the trial may be retried, and at work.
+    Those of later claims serve: by now the trial may be retried, and at work. So do those that the driver of this claim
+    makes from that of this `number` on.
     """
     for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
-        if not is_later(name, fence):
+        attempt = _attempt_of(name)
+        serves = number is not None and attempt is not None and attempt >= Attempt(fence, number)
+        if not (serves or is_later(name, fence)):
             store.remove(f"{TRIALS}/{trial_id}/{name}/{CHECKPOINTS}")
 
 
@@ -89,6 +92,11 @@ def is_later(name: str, fence: int) -> bool:
     """Whether an attempt's folder of that name, or an unfinished copy of one, is of a later claim."""
     first = name.partition(".")[0]
     return first.isdecimal() and int(first) > fence
+
+
+def _attempt_of(name: str) -> Attempt | None:
+    """The attempt whose folder, or an unfinished copy of it, has that name."""
+    return Attempt.parse(name.removesuffix(PARTIAL).rpartition(".")[0] if name.endswith(PARTIAL) else name)
 
 
 def logs_of(store: Store, trial_id: int) -> list[StoredFile]:

@@ -85,9 +85,8 @@ class Driver:
         self._settings, self._lease, self._run_trial = settings, lease, run
         self._database = Database(settings.url)
         kept = open_kept(settings.data_dir, settings.storage)
-        self._leftovers = Leftovers(kept, lease.fence, lambda trial_id: self._recorder.is_at_work(trial_id))
-        ended = self._leftovers.add
-        self._recorder = Recorder(self._database, lease, self._lost, ended, self._refused, self._settled)
+        self._leftovers = Leftovers(kept, lease.fence)
+        self._recorder = Recorder(self._database, lease, self._lost, self._ended, self._refused, self._settled)
         self._over = threading.Event()
         self._keeper = LeaseKeeper(self._database, lease, settings.beat_seconds, self._lost)
         self._passes: Passes | None = None
@@ -320,6 +319,10 @@ class Driver:
         with self._database.read() as session:
             return driver_reads.curves(session, self._lease, spec.scheduler.metric)
 
+    def _ended(self, trial_id: int) -> None:
+        """Nothing goes on from what the attempts until now left: the next is made once this end is settled."""
+        self._leftovers.add(trial_id, self._attempts[trial_id])
+
     def _refused(self, trial_id: int) -> None:
         """The trial was cancelled before its process began."""
         if self._passes is not None:
@@ -333,7 +336,7 @@ class Driver:
     def _sweep(self) -> None:
         """Removes what a driver before could no longer, that died as soon as the ends of trials were stored."""
         for trial_id in patiently(self._last_ended) if self._lease.fence > 1 else ():
-            self._leftovers.add(trial_id)
+            self._ended(trial_id)
 
     def _last_ended(self) -> Sequence[int]:
         with self._database.read() as session:

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from queue import Queue
 
 from service.storage import Store, remove_checkpoints
@@ -13,18 +12,17 @@ logger = logging.getLogger(__name__)
 class Leftovers:
     """Removes them one trial after the other, in a thread of its own; what cannot be removed stays.
 
-    Those of a later claim do: a trial may be retried by the time that a driver which stood still gets here. So do those
-    of one that `is_at_work` again under this one.
+    Those of later attempts do: a trial may be retried by the time that its turn comes, under a later claim or this one.
     """
 
-    def __init__(self, store: Store, fence: int, is_at_work: Callable[[int], bool]) -> None:
-        self._store, self._fence, self._is_at_work = store, fence, is_at_work
-        self._trials: Queue[int] = Queue()
+    def __init__(self, store: Store, fence: int) -> None:
+        self._store, self._fence = store, fence
+        self._trials: Queue[tuple[int, int]] = Queue()
         threading.Thread(target=self._run, name="leftovers", daemon=True).start()
 
-    def add(self, trial_id: int) -> None:
-        """Has a trial's checkpoints removed; does not wait."""
-        self._trials.put(trial_id)
+    def add(self, trial_id: int, attempts: int) -> None:
+        """Has the checkpoints removed of a trial that ended after so many attempts of this claim; does not wait."""
+        self._trials.put((trial_id, attempts))
 
     def wait(self, seconds: float) -> bool:
         """Waits until all are, at most so long; whether they are."""
@@ -33,10 +31,9 @@ class Leftovers:
 
     def _run(self) -> None:
         while True:
-            trial_id = self._trials.get()
+            trial_id, attempts = self._trials.get()
             try:
-                if not self._is_at_work(trial_id):
-                    remove_checkpoints(self._store, trial_id, self._fence)
+                remove_checkpoints(self._store, trial_id, self._fence, attempts)
             except Exception as error:  # what a store's library raises
                 logger.warning("the checkpoints of trial %d stay: %s", trial_id, error)
             self._trials.task_done()

@@ -171,10 +171,6 @@ class Recorder:
         """Nothing is at work on the trial, though nobody said so: what begins next is another attempt."""
         self._at_work.discard(trial_id)
 
-    def is_at_work(self, trial_id: int) -> bool:
-        """Whether a process is at work on the trial."""
-        return trial_id in self._at_work
-
     def mute(self) -> None:
         """Takes no more reports; what was taken is still written."""
         with self._changed:

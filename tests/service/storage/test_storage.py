@@ -305,6 +305,13 @@ class TestAttempts:
         remove_checkpoints(store, 7, fence=10)
         assert store.files("trials/7") == {"11.1/checkpoints/1": 1, "11.ab.partial/checkpoints/1": 1}
 
+    def test_checkpoints_of_later_attempts_of_the_same_claim_stay(self, store: Store) -> None:
+        later = ("10.2", "10.2.12345678.partial", "10.3.ab.partial", "11")
+        for name in ("9.5", "10", "10.1", "10.12345678.partial", "10.1.12345678.partial", *later):
+            put(store, f"trials/7/{name}/checkpoints/1", b"1")
+        remove_checkpoints(store, 7, fence=10, number=2)
+        assert sorted(store.files("trials/7")) == sorted(f"{name}/checkpoints/1" for name in later)
+
     def test_one_left_over_that_moves_its_folder_on_meanwhile(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:

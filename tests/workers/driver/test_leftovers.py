@@ -21,17 +21,20 @@ def checkpoints(tmp_path: Path) -> list[Path]:
 
 def test_those_of_later_claims_stay(tmp_path: Path, checkpoints: list[Path]) -> None:
     """The driver stood still between a failure's COMMIT and their removal, and the trial was retried meanwhile."""
-    leftovers = Leftovers(Folder(tmp_path), 3, lambda trial_id: False)
-    leftovers.add(7)
+    leftovers = Leftovers(Folder(tmp_path), 3)
+    leftovers.add(7, 2)
     assert leftovers.wait(10)
     assert [folder.exists() for folder in checkpoints] == [False, True]
 
 
-def test_those_of_a_trial_that_is_at_work_again_stay(tmp_path: Path, checkpoints: list[Path]) -> None:
-    leftovers = Leftovers(Folder(tmp_path), 5, lambda trial_id: trial_id == 7)
-    leftovers.add(7)
+def test_those_of_later_attempts_under_the_same_claim_stay(tmp_path: Path, checkpoints: list[Path]) -> None:
+    leftovers = Leftovers(Folder(tmp_path), 5)
+    leftovers.add(7, 0)
     assert leftovers.wait(10)
-    assert all(folder.exists() for folder in checkpoints)
+    assert [folder.exists() for folder in checkpoints] == [False, True]
+    leftovers.add(7, 1)
+    assert leftovers.wait(10)
+    assert not any(folder.exists() for folder in checkpoints)
 
 
 def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path, checkpoints: list[Path]) -> None:
@@ -47,9 +50,9 @@ def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path, checkpoint
             return super().folders(path, partial=partial)
 
     store = Away(tmp_path)
-    leftovers = Leftovers(store, 5, lambda trial_id: False)
+    leftovers = Leftovers(store, 5)
     for trial_id in (8, 7):
-        leftovers.add(trial_id)
+        leftovers.add(trial_id, 1)
     assert not leftovers.wait(0.05)
     store.back.set()
     assert leftovers.wait(10)

@@ -19,21 +19,25 @@ from service.experiments import actions
 from service.queue import leases
 from service.queue.trials import HeldExperiment
 from service.settings import Settings
-from service.storage import MARKER
+from service.storage import MARKER, Attempt, Folder
 from service.upkeep.home import settle
 from tests.held import under
 from tests.results import made_result
+from ttsv.results import CHECKPOINTS
 from workers.driver.__main__ import Driver
 from workers.driver.feed import Feed, Slots
+from workers.driver.leftovers import Leftovers
 from workers.driver.recorder import Recorder
 from workers.driver.tuner import Passes
 from workers.driver.verification import Verification
 from workers.node.depot.home import Home
-from workers.trial_process.messages import ResultReport
+from workers.trial_process.messages import FailureReport, ResultReport
 
 pytestmark = pytest.mark.here
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.workers.conftest import Lab
 
 
@@ -64,6 +68,49 @@ def test_what_ran_when_its_experiment_was_stopped_and_lost_its_worker_goes_on(
         time.sleep(0.2)
         handed_out.append(driver._feed.suggest("a"))
     assert [answer["job"]["trial_id"] for answer in handed_out if isinstance(answer, dict)][:1] == [first.id]
+
+
+def test_a_trial_that_is_retried_before_its_checkpoints_could_go_keeps_the_new_ones(lab: Lab) -> None:
+    """Its store does not answer for long; meanwhile it fails, begins anew under the same claim, and gives way."""
+    experiment_id = lab.post([0])
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    is_back = threading.Event()
+
+    class Away(Folder):
+        def folders(self, path: str, *, partial: bool = False) -> list[str]:
+            assert is_back.wait(60)
+            return super().folders(path, partial=partial)
+
+    driver, slots = Driver.__new__(Driver), Slots()
+    recorder = Recorder(lab.database, lease, lambda: None, driver._ended, settled=driver._settled)
+    recorder.open()
+    driver._database, driver._lease, driver._recorder, driver._attempts = lab.database, lease, recorder, Counter()
+    driver._leftovers = Leftovers(Away(lab.data_dir), lease.fence)
+    feed = driver._feed = Feed(driver._next_job, slots, lambda: None)
+    slots.set(1)
+
+    def train(name: str) -> Path:
+        answer = feed.suggest(name)
+        assert isinstance(answer, dict)
+        number, trial_id = answer["job"]["attempt"], answer["job"]["trial_id"]
+        recorder.started(trial_id)
+        folder = lab.data_dir / Attempt(lease.fence, number).folder(trial_id) / CHECKPOINTS
+        folder.mkdir(parents=True)
+        return folder
+
+    trial = lab.trials(experiment_id)[0]
+    first = train("a")
+    recorder.reported(trial.id, FailureReport("error", "a bug"))
+    assert recorder.flush(10)
+    feed.on_trial_complete("a")
+    lab.database.write(lambda session: actions.retry(session, experiment_id))
+    second = train("b")
+    recorder.gave_way(trial.id)
+    assert recorder.flush(10)
+    is_back.set()
+    assert driver._leftovers.wait(10)
+    assert (first.exists(), second.exists()) == (False, True)
 
 
 def test_the_place_of_files_is_the_one_that_the_database_knows(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
