@@ -19,6 +19,20 @@ SETTING = "TTSV_STORAGE: "
 _ANSWER_SECONDS = 10.0
 """How long a store's server may be silent before somebody who looks at it goes on."""
 _OBJECTS = ("s3",)
+_OPTIONS = (
+    "region",
+    "scheme",
+    "endpoint_override",
+    "allow_bucket_creation",
+    "allow_bucket_deletion",
+    "allow_delayed_open",
+    "smart_defaults",
+    "tls_ca_file_path",
+    "tls_ca_dir_path",
+    "tls_verify_certificates",
+)
+"""What pyarrow takes behind a URL's `?`; it names none of them where it refuses another."""
+_KEY_HINT = "write / as %2F in a key, and ? as %3F, or give it by AWS_SECRET_ACCESS_KEY"
 _UNWRITABLE = 3
 _ASK = f"""
 import sys
@@ -119,6 +133,15 @@ def _file_system(place: str) -> tuple[Any, str]:
         with numbered(without_secrets(place)):  # where it names no region the network is asked for it
             filesystem, root = FileSystem.from_uri(place)
     except ValueError as error:
-        said = str(error).replace(place, without_secrets(place))  # the library's own words repeat all of it
-        raise UserError(f"{SETTING}{said}; write / as %2F in a key, or give it by AWS_SECRET_ACCESS_KEY") from None
+        raise UserError(f"{SETTING}{_refusal(place, str(error))}") from None
     return filesystem, str(root)
+
+
+def _refusal(place: str, said: str) -> str:
+    """Why pyarrow refuses such a URL, without its secrets, and what helps."""
+    if "@" in place.partition("?")[2]:  # a key may have a ? in it, and what is behind that would be named as an option
+        return f"it cannot be read; {_KEY_HINT}"
+    said = said.replace(place, without_secrets(place))  # the library's own words repeat all of it
+    if "query parameter" in said:
+        return f"{said}; there are {', '.join(_OPTIONS)}"
+    return f"{said}; {_KEY_HINT}" if "@" in place else said

@@ -720,6 +720,27 @@ class TestNames:
         assert len(written) == 1
         assert list(tmp_path.iterdir()) == []
 
+    def test_of_options_that_are_none_those_that_are_is_said(self) -> None:
+        from pyarrow.fs import FileSystem
+
+        with pytest.raises(UserError, match="'endpoint'; there are region, scheme, endpoint_override, ") as caught:
+            open_storage("s3://KEY:HIDDEN@bucket/p?endpoint=minio:9000")
+        assert "HIDDEN" not in str(caught.value)
+        options = "&".join(f"{name}={'http' if name == 'scheme' else 'true'}" for name in opening._OPTIONS)
+        FileSystem.from_uri(f"s3://bucket/p?{options}")
+
+    def test_of_keys_nothing_is_said_where_there_is_none(self) -> None:
+        for options in ("endpoint=minio:9000", "scheme=ftp&region=x", "region=a b"):
+            with pytest.raises(UserError) as caught:
+                open_storage(f"s3://bucket/p?{options}")
+            assert "key" not in str(caught.value)
+
+    @pytest.mark.parametrize("secret", ["12?cd=HIDDEN", "HIDDEN?cd", "12?HIDDEN"])
+    def test_a_key_with_a_mark_that_begins_options_is_not_repeated(self, secret: str) -> None:
+        with pytest.raises(UserError, match=r"write / as %2F in a key, and \? as %3F") as caught:
+            open_storage(f"s3://AKIAKEY:{secret}@bucket/x?region=us-east-1")
+        assert "HIDDEN" not in str(caught.value)
+
     @pytest.mark.parametrize("secret", ["ab/cdHIDDEN", "ab cdHIDDEN", "ab#cdHIDDEN"])
     def test_a_key_that_no_url_can_have_is_not_repeated(self, secret: str) -> None:
         with pytest.raises(UserError, match="write / as %2F in a key") as caught:
