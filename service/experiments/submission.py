@@ -75,7 +75,7 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
     actions.set_tags(session, experiment, draft.spec.tags)
     turns = turns_of(draft.plan.trials, draft.spec.order)
     _insert_trials(session, experiment.id, draft.plan.trials, turns, draft.sources)
-    cell_scores.recount(session, experiment)
+    cell_scores.recount(session, experiment, _cells(draft.plan.trials))
     detail = {"trials": len(draft.plan.trials)} | ({"source": draft.origin} if draft.origin is not None else {})
     events.record(session, draft.kind, who.name, experiment, **detail)
     return experiment
@@ -101,7 +101,7 @@ def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
         turns_of(fresh, draft.spec.order, there),
         first=next_number(session, experiment.id),
     )
-    cell_scores.recount(session, experiment)
+    cell_scores.recount(session, experiment, _cells(fresh))
     experiment.spec = draft.spec.model_dump(mode="json")
     experiment.trial_count += len(fresh)
     experiment.grid_points = draft.plan.points
@@ -205,6 +205,10 @@ def _insert_trials(
     new = select(Trial.number, Trial.id).where(Trial.experiment_id == experiment_id, Trial.number >= first)
     ids = dict(session.execute(new).all())
     field_index.enter(session, ({"trial_id": ids[row["number"]], **row} for row in rows))
+
+
+def _cells(planned: Sequence[PlannedTrial]) -> set[tuple[str, str]]:
+    return {(trial.config.dataset, trial.cell) for trial in planned}
 
 
 def next_number(session: Session, experiment_id: int) -> int:

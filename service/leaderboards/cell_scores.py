@@ -74,23 +74,24 @@ def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
             _refresh(session.connection(), dataset, names[first : first + _BATCH])
 
 
-def recount(session: Session, experiment: Experiment) -> None:
-    """Counts the trials of cells that have scores anew, after trials were added to an experiment.
+def recount(session: Session, experiment: Experiment, cells: Iterable[tuple[str, str]]) -> None:
+    """Counts the trials of those cells (data set, cell) anew that have scores, after an experiment was given trials.
 
     A cell that was complete by a metric may lack seeds of it then, and stands behind those that are.
     """
     session.flush()
+    given = sorted(set(cells))
+    _lock(session, given)  # before the look: whoever stores the first result of one may not see our trials
     scopes = [EVERYONE, *([experiment.project_id] if experiment.project_id is not None else [])]
-    mine = (
+    query = (
         select(Score.id, Trial.dataset, Score.cell, ScoreBoard.scope, Score.trials)
         .join(ScoreBoard, ScoreBoard.id == Score.board_id)
         .join(Trial, (Trial.cell == Score.cell) & (Trial.dataset == ScoreBoard.dataset))
         .where(Trial.experiment_id == experiment.id, ScoreBoard.scope.in_(scopes))
         .distinct()
     )
-    if not (cells := sorted({(row.dataset, row.cell) for row in session.execute(mine)})):
-        return
-    _lock(session, cells)
+    scores = session.execute(query).all()
+    scored = sorted({(row.dataset, row.cell) for row in scores}.intersection(given))
     counts: dict[tuple[int, str, str], int] = {}
     for scope in scopes:
         trials = (
@@ -100,14 +101,14 @@ def recount(session: Session, experiment: Experiment) -> None:
             .group_by(Trial.dataset, Trial.cell)
         )
         trials = trials if scope == EVERYONE else trials.where(Experiment.project_id == scope)
-        for dataset, group in groupby(cells, key=lambda pair: pair[0]):
+        for dataset, group in groupby(scored, key=lambda pair: pair[0]):
             names = [cell for _, cell in group]
             for first in range(0, len(names), _BATCH):
                 some = trials.where(Trial.dataset == dataset, Trial.cell.in_(names[first : first + _BATCH]))
                 counts |= {(scope, row[0], row[1]): row[2] for row in session.execute(some)}
     changed: list[Recounted] = [
         {"of_score": score_id, "before": before, "now": now}
-        for score_id, dataset, cell, scope, before in session.execute(mine)
+        for score_id, dataset, cell, scope, before in scores
         if (now := counts.get((scope, dataset, cell), before)) != before
     ]
     if changed:

@@ -95,7 +95,7 @@ def play(session: Session, history: list[tuple[Any, ...]], trial_result: Make) -
         session.add(trial)
         session.flush()
         if not result:
-            cell_scores.recount(session, session.get_one(Experiment, experiment + 1))
+            cell_scores.recount(session, session.get_one(Experiment, experiment + 1), [("digits", str(cell))])
             continue
         protocol, value, optional, valid = result
         row = trial_result(0.5) | {"loss": value, OPTIONAL: optional, "valid": valid}

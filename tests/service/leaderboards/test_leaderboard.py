@@ -122,7 +122,8 @@ def store_runs(
         session.flush()
         session.add_all(results)
         cell_scores.refresh_cells(session, {(run.dataset, f"cell {run.cell}") for run in runs if run.protocol})
-        cell_scores.recount(session, session.get_one(Experiment, number))  # as posting trials does
+        posted = {(run.dataset, f"cell {run.cell}") for run in runs}
+        cell_scores.recount(session, session.get_one(Experiment, number), posted)  # as posting trials does
     session.flush()
 
 

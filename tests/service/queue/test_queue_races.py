@@ -13,17 +13,32 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Result, Score, Tag, Trial, TrialState
+from service.database import (
+    OPEN_EXPERIMENTS,
+    Experiment,
+    ExperimentState,
+    Result,
+    Score,
+    ScoreRank,
+    Tag,
+    Trial,
+    TrialState,
+)
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
-from service.experiments import actions, store
+from service.experiments import actions, store, submission
+from service.experiments.submission import Draft
+from service.leaderboards.metrics import Metric
+from service.leaderboards.score_ranks import standing_of
 from service.queue import leases
 from service.queue.contenders import give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import HeldExperiment, ProtocolRecord, hold
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.fresh import FRESH
 from tests.held import under
-from tests.machinery import Claim, Finish, Make, Submit, Table
+from tests.machinery import BASE, Claim, Finish, Make, Submit, Table
 from tests.service.queue import crowd
 
 Work = Callable[[Session], Any]
@@ -359,6 +374,33 @@ class TestTwo:
 
         assert overlap(database_url, work, work) == (None, None)
         assert len(table(Result)) == 1
+
+    @pytest.mark.parametrize("post_first", [True, False])
+    def test_a_cells_first_result_and_further_seeds_of_it(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        database_url: str,
+        table: Table,
+        trial_result: Make,
+        post_first: bool,
+    ) -> None:
+        """Whoever is second sees what the first one wrote."""
+        submit(seeds=1)
+        lease, trial_id = claim(), table(Trial)[0].id
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        finish = under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {}))
+        spec = ExperimentSpec(name="more", base=BASE, grid={"seed": [0, 1, 2]})
+        draft = Draft(spec, expand_grid(spec, max_trials=3))
+
+        def post(session: Session) -> None:
+            submission.submit(session, draft)
+
+        assert overlap(database_url, *((post, finish) if post_first else (finish, post))) == (None, None)
+        assert [(score.seeds, score.trials) for score in table(Score)] == [(1, 3)]
+        standing = next(rank.standing for rank in table(ScoreRank) if rank.metric == "accuracy")
+        assert standing == standing_of(Metric("accuracy"), complete=False)
 
 
 class TestCrowd:
