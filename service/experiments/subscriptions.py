@@ -41,16 +41,37 @@ class Seen:
 
 @dataclass
 class _Feed:
-    """One watched experiment: `changed` is replaced whenever something new was seen."""
+    """One watched experiment: `changed` is replaced whenever something new was seen.
+
+    `look` is the number of the last look at it, `wanted` of the first of which who came last may be told.
+    """
 
     watchers: int = 0
     seen: Seen | None = None
     gone: bool = False
+    look: int = 0
+    wanted: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self) -> None:
         told, self.changed = self.changed, asyncio.Event()
         told.set()
+
+
+@dataclass
+class _Watcher:
+    """Who watches a feed, and was `told` this of it last; of a look before the one of number `since` nothing."""
+
+    feed: _Feed
+    since: int
+    told: Seen | None = None
+
+    def news(self) -> Seen | None:
+        """What is to be told now, if anything is."""
+        if self.feed.look < self.since or self.feed.seen == self.told:
+            return None
+        self.told = self.feed.seen
+        return self.told
 
 
 class Subscriptions:
@@ -66,41 +87,38 @@ class Subscriptions:
         self._database = database
         self._feeds: dict[int, _Feed] = {}
         self._newest: int | None = None
+        self._looks = 0
         self._task: asyncio.Task[None] | None = None
         self._limiter: anyio.CapacityLimiter | None = None
         self._closed = asyncio.Event()
 
     async def changes(self, experiment_id: int) -> AsyncGenerator[Seen, None]:
-        """What is seen of the experiment, now and whenever it changes; ends if the experiment is gone."""
-        async with self._feed(experiment_id) as feed:
-            told: Seen | None = None
-            while not feed.gone:
-                changed = feed.changed
-                if feed.seen is not None and feed.seen != told:
-                    told = feed.seen
-                    yield told
+        """What is seen of the experiment in the next look and whenever it changes; ends if the experiment is gone."""
+        async with self._feed(experiment_id) as watcher:
+            while not watcher.feed.gone:
+                changed = watcher.feed.changed
+                if (seen := watcher.news()) is not None:
+                    yield seen
                 elif not await _first_of([changed], self.quiet):
-                    told = None
+                    watcher.told = None
 
     async def any_changes(self, experiment_ids: Sequence[int]) -> AsyncGenerator[Seen | int, None]:
-        """What is seen of several experiments, now and whenever it changes; ends if one of them is gone.
+        """What is seen of several experiments in the next look and whenever it changes; ends if one of them is gone.
 
         Between them, whenever it changes and first of all, the number of the newest experiment there is.
         """
         async with AsyncExitStack() as stack:
             posted = await stack.enter_async_context(self._feed(_NEWEST))
-            feeds = {i: await stack.enter_async_context(self._feed(i)) for i in experiment_ids}
-            told: dict[int, Seen] = {}
+            watchers = [await stack.enter_async_context(self._feed(i)) for i in experiment_ids]
             newest: int | None = None
-            while not any(feed.gone for feed in feeds.values()):
-                waits = [feed.changed for feed in (posted, *feeds.values())]
+            while not any(watcher.feed.gone for watcher in watchers):
+                waits = [watcher.feed.changed for watcher in (posted, *watchers)]
                 if self._newest is not None and self._newest != newest:
                     newest = self._newest
                     yield newest
-                for experiment_id, feed in feeds.items():
-                    if feed.seen is not None and feed.seen != told.get(experiment_id):
-                        told[experiment_id] = feed.seen
-                        yield feed.seen
+                for watcher in watchers:
+                    if (seen := watcher.news()) is not None:
+                        yield seen
                 if not await _first_of(waits, self.quiet):
                     newest = None
 
@@ -130,13 +148,14 @@ class Subscriptions:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @asynccontextmanager
-    async def _feed(self, experiment_id: int) -> AsyncIterator[_Feed]:
+    async def _feed(self, experiment_id: int) -> AsyncIterator[_Watcher]:
         feed = self._feeds.setdefault(experiment_id, _Feed())
         feed.watchers += 1
+        feed.wanted = self._looks + 1  # a look in progress may have read before something that the watcher knows of
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look_on())
         try:
-            yield feed
+            yield _Watcher(feed, feed.wanted)
         finally:
             feed.watchers -= 1
             if feed.watchers == 0 and self._feeds.get(experiment_id) is feed:
@@ -144,6 +163,8 @@ class Subscriptions:
 
     async def _look_on(self) -> None:
         while self._feeds and not self._closed.is_set():
+            self._looks += 1
+            look = self._looks
             try:
                 ids = [i for i in self._feeds if i != _NEWEST]
                 newest = await self.aside(self._look_for_newest) if _NEWEST in self._feeds else self._newest
@@ -160,10 +181,12 @@ class Subscriptions:
                     if feed is None:
                         continue
                     seen = found.get(experiment_id)
-                    if seen is None or seen != feed.seen:
+                    new = seen is None or seen != feed.seen or feed.look < feed.wanted
+                    feed.look = look
+                    if new:
                         feed.seen, feed.gone = seen, seen is None
                         feed.tell()
-            seen_all = all(feed.seen for i, feed in self._feeds.items() if i != _NEWEST)
+            seen_all = all(feed.look >= feed.wanted for i, feed in self._feeds.items() if i != _NEWEST)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), self.every if seen_all else 0.05)
 
