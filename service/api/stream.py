@@ -135,7 +135,7 @@ async def stream(
                     position = event.id
                     yield ServerSentEvent(event="event", data=EventOut.model_validate(event), id=str(event.id))
             if update.state not in OPEN_EXPERIMENTS:
-                yield ServerSentEvent(event="end", data=update, id=str(seen.newest_event))
+                yield ServerSentEvent(event="end", data=update, id=str(max(position, seen.newest_event)))
                 return
 
 

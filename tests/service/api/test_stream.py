@@ -269,6 +269,24 @@ def test_after_the_end_browsers_are_told_to_stay_away(
         assert [event.id for event in seen if isinstance(event, EventOut)] == [event.id for event in table(Event)]
 
 
+def test_the_end_is_behind_no_event_that_was_told(
+    server: Server, submit: Submit, database: Database, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment_id = submit(seeds=1)
+    database.write(lambda session: actions.cancel(session, experiment_id))
+    read_events = server.app.state.subscriptions.events
+
+    async def after_one_more(experiment_id: int, after: int) -> Any:
+        database.write(lambda session: actions.archive(session, experiment_id))
+        return await read_events(experiment_id, after)
+
+    monkeypatch.setattr(server.app.state.subscriptions, "events", after_one_more)
+    with stream(server, experiment_id) as messages:
+        told = [(name, identity) for name, _, identity in messages if name != "progress"]
+    newest = str(table(Event)[-1].id)
+    assert told[-2:] == [("event", newest), ("end", newest)]
+
+
 def test_more_events_than_are_read_at_once(server: Server, submit: Submit, database: Database, table: Table) -> None:
     experiment_id = submit(seeds=1)
 
