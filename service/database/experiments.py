@@ -213,10 +213,10 @@ class FieldIndex(Base):
 
 
 class Tally(Base):
-    """An experiment's trials of one state, counted: triggers keep it up to date (`tallies`), no code writes it.
+    """An experiment's trials of one state, counted: triggers keep it up to date (`tallies`).
 
     `epoch`, `epochs` and `run_seconds` are sums over these trials; the best accuracies those of any trial that ever was
-    in this state, `best_accuracy` of valid results alone.
+    in this state and still has it, `best_accuracy` of valid results alone.
     """
 
     __tablename__ = "tallies"

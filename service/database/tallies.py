@@ -1,11 +1,15 @@
 """Counts of each experiment's trials, which the database keeps by triggers: lists stay quick with any number of trials.
 
-Whatever writes a trial keeps them, bulk statements and people at a database prompt included. A migration that copies
+Whatever writes a trial keeps them, bulk statements and people at a database prompt included; but whoever lowers the
+best of a trial calls `lower_bests`, as a trigger would have to read all trials for that. A migration that copies
 `trials` on SQLite drops the triggers with the old table, so `upkeep.migrate` takes them away before and puts them
 back after, counting anew.
 """
 
-from sqlalchemy import Connection, text
+from collections.abc import Collection
+
+from sqlalchemy import Connection, bindparam, text
+from sqlalchemy.orm import Session
 
 _COLUMNS = "experiment_id, state, trials, epoch, epochs, run_seconds, best_val_accuracy"
 _SUMS = "count(*), sum(epoch), sum(epochs), sum(run_seconds), max(best_val_accuracy)"
@@ -90,6 +94,25 @@ _POSTGRES = (
     " FOR EACH STATEMENT EXECUTE FUNCTION tally_results()",
 )
 _POSTGRES_DROP = ("DROP FUNCTION IF EXISTS tally_trials() CASCADE", "DROP FUNCTION IF EXISTS tally_results() CASCADE")
+
+_LOWER = (
+    "UPDATE tallies SET best_val_accuracy = (SELECT max(trials.best_val_accuracy) FROM trials"
+    " WHERE trials.experiment_id = tallies.experiment_id AND trials.state = tallies.state)"
+    " WHERE experiment_id = :experiment_id"
+)
+_LOWER_ALL = text(_LOWER)
+_LOWER_SOME = text(f"{_LOWER} AND best_val_accuracy IN :fallen").bindparams(bindparam("fallen", expanding=True))
+
+
+def lower_bests(session: Session, experiment_id: int, fallen: Collection[float] | None = None) -> None:
+    """Makes the best validation accuracies those of the trials, after some of theirs fell: triggers only raise them.
+
+    With `fallen`, what these trials had before, only where it was the best: else all trials would be read for nothing.
+    """
+    if fallen is None:
+        session.execute(_LOWER_ALL, {"experiment_id": experiment_id})
+    elif fallen:
+        session.execute(_LOWER_SOME, {"experiment_id": experiment_id, "fallen": list(fallen)})
 
 
 def install(connection: Connection) -> None:

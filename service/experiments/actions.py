@@ -23,6 +23,7 @@ from service.database import (
     Trial,
     TrialState,
     now,
+    tallies,
 )
 from service.errors import PreconditionError, StateError
 from service.experiments import events, store, transitions
@@ -153,6 +154,7 @@ def retry(
         session.execute(delete(entity).where(entity.trial_id.in_(select(Trial.id).where(*asked, anew))))
     session.execute(update(Trial).where(*asked, anew).values(epoch=0, best_val_accuracy=None))
     session.execute(update(Trial).where(*asked).values(**fresh))
+    tallies.lower_bests(session, experiment.id)
     reopen(session, experiment)
     return note(session, experiment, EventKind.RETRIED, who, trials=trials, states=sorted(states))
 

@@ -27,6 +27,7 @@ from service.database import (
     Trial,
     TrialState,
     now,
+    tallies,
 )
 from service.database.engine import is_among, is_postgres
 from service.database.experiments import ResourceSeries, StoredSpectra
@@ -347,6 +348,7 @@ class HeldExperiment:
             Rows(Artifact, self._artifacts),
             Rows(Event, self._events),
         )
+        tallies.lower_bests(self._session, experiment_id, [best for trial in changed for best in _fallen_best(trial)])
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""
@@ -386,6 +388,13 @@ def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
         held._over = True
     if held.touched:
         cell_scores.refresh_cells(session, held.touched)
+
+
+def _fallen_best(trial: Trial) -> Iterator[float]:
+    """The best validation accuracy that is stored of the trial, if it fell since."""
+    for stored in inspect(trial).attrs.best_val_accuracy.history.deleted or ():
+        if stored is not None and trial.best_val_accuracy is not None and trial.best_val_accuracy < stored:
+            yield stored
 
 
 def _storable(text: str) -> str:

@@ -119,6 +119,13 @@ def tally_faults(session: Session) -> Iterator[str]:
             bests = max(values, default=None), accuracies.get(key[0])
             if (tally.best_val_accuracy, tally.best_accuracy) != bests:
                 yield f"{told} has the best {tally.best_val_accuracy} and {tally.best_accuracy}, which are {bests}"
+    kept, had = (
+        dict(session.execute(select(of.experiment_id, func.max(of.best_val_accuracy)).group_by(of.experiment_id)).all())
+        for of in (Tally, Trial)
+    )
+    for number in sorted(kept.keys() | had.keys()):
+        if kept.get(number) != had.get(number):
+            yield f"the tallies of experiment {number} have the best {kept.get(number)}, its trials {had.get(number)}"
 
 
 def score_faults(session: Session) -> Iterator[str]:

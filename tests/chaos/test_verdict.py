@@ -144,6 +144,12 @@ def test_nothing_where_all_is_well(played: Played) -> None:
                 "best_val_accuracy": Tally.best_val_accuracy,
             }.items()
         ),
+        (
+            insert(Tally).values(
+                experiment_id=1, state="failed", trials=0, epoch=0, epochs=0, run_seconds=0, best_val_accuracy=1
+            ),
+            "the tallies of experiment 1 have the best 1.0, its trials 0.",
+        ),
         (delete(Tally), "the tally of experiment 1's succeeded trials is not (2, 8, 8): None"),
         (delete(Score), "is lost"),
         (update(Score).values(seeds=3), "is not that of its results"),

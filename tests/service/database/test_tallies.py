@@ -61,13 +61,20 @@ def test_any_history(database: Database, submit: Submit, trial_result: Callable[
     def step(session: Session) -> None:
         trials = session.query(Trial).all()
         some = rng.sample(trials, min(len(trials), rng.choice([1, 3])))
-        match rng.choice(["change", "change", "bulk", "result", "delete", "delete experiment", "nothing"]):
+        match rng.choice(["change", "change", "fall", "bulk", "result", "delete", "delete experiment", "nothing"]):
             case "change":
                 for trial in some:
                     trial.state = rng.choice(list(TrialState))
                     trial.epoch = rng.randrange(4)
                     trial.run_seconds += rng.random()
                     trial.best_val_accuracy = max(trial.best_val_accuracy or 0, rng.random())
+            case "fall":
+                fallen = [trial.best_val_accuracy for trial in some if trial.best_val_accuracy is not None]
+                for trial in some:
+                    trial.best_val_accuracy = rng.choice([None, rng.random()])
+                session.flush()
+                for experiment_id in {trial.experiment_id for trial in some}:
+                    tallies.lower_bests(session, experiment_id, rng.choice([None, fallen]))
             case "bulk":
                 values: Any = {"state": rng.choice(list(TrialState)), "epoch": Trial.epoch + 1}
                 session.execute(update(Trial).where(Trial.seed == rng.randrange(5)).values(**values))

@@ -21,7 +21,7 @@ from service.database import (
     now,
 )
 from service.database.engine import Database
-from service.experiments import actions
+from service.experiments import actions, store
 from service.queue import leases
 from service.queue.contenders import Specs, contenders, give_up_unfit
 from service.queue.driver_reads import planned_trials
@@ -324,6 +324,8 @@ class TestRetry:
         say(api, experiment_id, "retry")
         (trial,) = table(Trial)
         assert (trial.epoch, trial.best_val_accuracy is None) == ((3, False) if kept else (0, True))
+        with database.read() as session:
+            assert store.progress(session, [experiment_id])[experiment_id].best_val_accuracy == trial.best_val_accuracy
         assert [point.epoch for point in table(EpochPoint)] == ([3] if kept else [])
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
         database.write(under(lease, HeldExperiment.lose_trial, trial.id, "SIGKILL"))

@@ -867,6 +867,8 @@ class TestTrials:
         assert [(point.epoch, point.val_accuracy) for point in table(EpochPoint)] == [(1, 0.5), (2, 0.625)]
         (trial,) = table(Trial)
         assert (trial.epoch, trial.best_val_accuracy) == (2, 0.625), "no epoch has the other any more"
+        with database.read() as session:
+            assert store.progress(session, [1])[1].best_val_accuracy == 0.625
 
     def test_an_epoch_repeated_after_a_crash_does_not_turn_progress_back(
         self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
