@@ -7,12 +7,12 @@ the deliveries there are.
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from sqlalchemy import delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.database import Event, Experiment, Trial, Webhook, WebhookDelivery, now
@@ -25,6 +25,8 @@ _SETTLED_AFTER = timedelta(minutes=10)
 """No transaction lasts so long: events this old are all visible."""
 _TAKEN_FOR = timedelta(minutes=1)
 """A delivery that was taken and not heard of again is due again after this."""
+_ABANDONED_AFTER = timedelta(days=1)
+"""A delivery that nobody took for so long belongs to an address of which no worker knows any more."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0
 _LONGEST_ERROR = 1000
 
@@ -127,7 +129,19 @@ def settle(session: Session, delivery: Delivery, *, delivered: bool) -> bool:
     return over
 
 
-def _untold(endpoint: str, after: int, kinds: Collection[EventKind]) -> Sequence[Any]:
+def owed(told: Mapping[str, Collection[EventKind]]) -> ColumnElement[bool]:
+    """Of an event: whether an address is still to be told of it.
+
+    Those that are `told` of these kinds of events have until they took it, or it was given up; others a day from when
+    it was due.
+    """
+    known = or_(WebhookDelivery.endpoint.in_(told), WebhookDelivery.due_at > now() - _ABANDONED_AFTER)
+    due = exists().where(WebhookDelivery.event_id == Event.id, WebhookDelivery.due_at.is_not(None), known)
+    after = {name: select(Webhook.after).where(Webhook.endpoint == name).scalar_subquery() for name in told}
+    return or_(due, *(and_(*_untold(name, after[name], kinds)) for name, kinds in told.items()))
+
+
+def _untold(endpoint: str, after: int | ScalarSelect[int], kinds: Collection[EventKind]) -> Sequence[Any]:
     told = exists().where(WebhookDelivery.endpoint == endpoint, WebhookDelivery.event_id == Event.id)
     return Event.id > after, Event.kind.in_(kinds), ~told
 

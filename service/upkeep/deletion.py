@@ -1,16 +1,18 @@
 """Deleting experiments: marked by whoever asks, out of sight at once, then removed by the owner of the data folder.
 
 First their files go, then their rows, a few trials at a time: whoever is killed on the way leaves what the next one
-finishes. What is left is an event of no experiment, and the GPU-hours that a quota counts.
+finishes. What webhooks are still to tell of stays until they did. What is left is an event of no experiment, and the
+GPU-hours that a quota counts.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, aliased
 
@@ -18,6 +20,7 @@ from service.access.security import Principal
 from service.database import (
     OPEN_EXPERIMENTS,
     Artifact,
+    Event,
     Experiment,
     Project,
     Result,
@@ -26,8 +29,9 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.errors import NotFoundError, StateError
-from service.experiments import events, store
+from service.experiments import events, store, webhooks
 from service.experiments.artifacts import remove_copies
+from service.experiments.events import EventKind
 from service.leaderboards import cell_scores
 from service.queue import census
 from service.upkeep.files import DataFolder
@@ -39,6 +43,9 @@ SETTLED_AFTER = timedelta(seconds=30)
 """Before this the processes of trials that were just cancelled may still write."""
 _TRIALS_AT_ONCE = 100
 _MOST_NAMED = 5
+
+Told = Mapping[str, Collection[EventKind]]
+"""The addresses that are told of events, as `Webhook` knows them, and of which kinds."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +153,11 @@ def _described(session: Session, experiment: Experiment) -> Deletion:
     )
 
 
-def remove_marked(database: Database, folder: DataFolder) -> int:
+def remove_marked(database: Database, folder: DataFolder, told: Told = MappingProxyType({})) -> int:
     """Removes files, then rows, of the experiments that were marked a while ago; how many are gone for good.
 
-    One whose files cannot be removed is left for the next time. With the others copies of their files go.
+    One whose files cannot be removed is left for the next time, and so is one of which an address is still to be told
+    (`webhooks.owed`). With the others copies of their files go.
     """
     with database.read() as session:
         marked = session.scalars(
@@ -158,7 +166,7 @@ def remove_marked(database: Database, folder: DataFolder) -> int:
     gone = 0
     for experiment_id in marked:
         try:
-            gone += _remove(database, folder, experiment_id)
+            gone += _remove(database, folder, experiment_id, told)
         except (OSError, IntegrityError) as error:
             logger.warning("experiment %d is deleted, and something of it stays for now: %s", experiment_id, error)
     if gone:
@@ -167,17 +175,21 @@ def remove_marked(database: Database, folder: DataFolder) -> int:
     return gone
 
 
-def _remove(database: Database, folder: DataFolder, experiment_id: int) -> bool:
+def _remove(database: Database, folder: DataFolder, experiment_id: int, told: Told) -> bool:
     while True:
         with database.read() as session:
             require_home(session, folder)
             if _evaluated_by(session, experiment_id):  # posted in the very moment of the deletion
                 logger.warning("experiment %d is deleted, and stays: others evaluate its networks", experiment_id)
                 return False
-            some = select(Trial.id).where(Trial.experiment_id == experiment_id).order_by(Trial.id)
+            owed = webhooks.owed(told)
+            free = Trial.experiment_id == experiment_id, ~exists().where(Event.trial_id == Trial.id, owed)
+            some = select(Trial.id).where(*free).order_by(Trial.id)
             trials = session.scalars(some.limit(_TRIALS_AT_ONCE)).all()
             left = select(Artifact.path).where(Artifact.trial_id.in_(trials), Artifact.removed_at.is_(None)).limit(1)
             file = session.scalar(left)
+            last = select(Event.id).where(Event.experiment_id == experiment_id, owed).limit(1)
+            stays = not trials and session.scalar(last) is not None
         if file is not None:
             folder.require(file)
         for trial_id in trials:
@@ -185,6 +197,8 @@ def _remove(database: Database, folder: DataFolder, experiment_id: int) -> bool:
         if trials:
             database.write(partial(_remove_trials, experiment_id=experiment_id, trials=trials))
             continue
+        if stays:
+            return False
         folder.remove_experiment(experiment_id)
         database.write(partial(_remove_experiment, experiment_id=experiment_id))
         logger.info("experiment %d is deleted, with its files", experiment_id)

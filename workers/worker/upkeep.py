@@ -20,6 +20,7 @@ from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
 from service.upkeep.home import require_home
 from service.upkeep.retention import Rules, finish, plan, prune
+from workers.worker import webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Upkeep:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database, self._settings = database, settings
         self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
+        self._told = dict.fromkeys((target.endpoint for target in webhooks.targets(settings)), webhooks.kinds(settings))
         self._finished = False
         self._swept_at: datetime | None = None
         self._over = threading.Event()
@@ -85,7 +87,7 @@ class Upkeep:
             self._database.write(forget_answers)
         try:
             folder = DataFolder.of(self._settings)
-            remove_marked(self._database, folder)
+            remove_marked(self._database, folder, self._told)
             if first:
                 finish(self._database, folder)
                 self._finished = True

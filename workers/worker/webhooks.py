@@ -86,6 +86,11 @@ def targets(settings: Settings) -> list[Target]:
     return [Target(_checked(text, loopback), secret, loopback) for text in settings.webhook_url.split()]
 
 
+def kinds(settings: Settings) -> tuple[EventKind, ...]:
+    """Of what the addresses are told."""
+    return (EventKind.CLOSED, *((EventKind.TRIAL_FAILED,) if settings.webhook_trials else ()))
+
+
 def _checked(text: str, loopback: bool) -> httpx.URL:
     schemes = ("https", "http") if loopback else ("https",)
     try:
@@ -188,7 +193,7 @@ class WebhookSender:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database = database
         self._targets = targets(settings)
-        self._kinds = (EventKind.CLOSED, *((EventKind.TRIAL_FAILED,) if settings.webhook_trials else ()))
+        self._kinds = kinds(settings)
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -29,20 +29,24 @@ from service.database import (
     Tally,
     Trial,
     TrialState,
+    WebhookDelivery,
     now,
 )
 from service.database.engine import Database
 from service.errors import NotFoundError, StateError
-from service.experiments import actions, store
+from service.experiments import actions, store, webhooks
 from service.experiments.drafts import draft_reevaluation
 from service.experiments.events import EventKind, list_events
 from service.experiments.listing import ExperimentFilter, TrialFilter, list_experiments, list_trials
 from service.experiments.submission import submit
 from service.queue.census import take_census
+from service.queue.leases import Lease
+from service.queue.trials import HeldExperiment
 from service.settings import Settings
 from service.upkeep import deletion, home
 from service.upkeep.deletion import mark, preview, remove_marked
 from service.upkeep.files import DataFolder
+from tests.held import under
 from tests.migrations.statements import Installation
 from tests.service.upkeep.conftest import write_artifacts
 from workers.cli.__main__ import app
@@ -311,6 +315,47 @@ class TestDeleted:
             told = partial(list_events, session, limit=9, kinds=[EventKind.DELETED])
             assert [event.detail["experiment"] for event in told(project_id=project_id)] == [number]
             assert told(project_id=99) == [], "who deleted it is told to its project alone"
+
+    def test_what_an_address_is_to_be_told_of_stays_until_it_was(
+        self, database: Database, folder: DataFolder, submit: Callable[..., int], claim: Callable[..., Lease]
+    ) -> None:
+        """Of the trials those stay of which it is to be told."""
+        told = {"e": (EventKind.CLOSED, EventKind.TRIAL_FAILED)}
+        database.write(lambda session: webhooks.enrol(session, "e"))
+        number, lease = submit(seeds=3), claim()
+        database.write(under(lease, HeldExperiment.start_trial, 1))
+        database.write(under(lease, HeldExperiment.fail_trial, 1, "error", "no"))
+        database.write(lambda session: actions.cancel(session, number))
+        delete(database, number)
+        settle(database)
+        for delivered in (False, True):  # as the events are not enrolled yet, then as it did not take them
+            assert remove_marked(database, folder, told) == 0
+            assert (count(database, Trial), count(database, Experiment)) == (1, 1)
+            due = update(WebhookDelivery).values(due_at=now() - timedelta(days=2))
+            database.write(lambda session, due=due: session.execute(due))  # type: ignore[misc]
+            taken = database.write(lambda session: webhooks.take(session, "e", told["e"], 9))
+            kinds = [(one.message["kind"], one.message["trial"] is not None) for one in taken]
+            assert kinds == [("trial_failed", True), ("closed", False)]
+            for one in taken:
+                database.write(partial(webhooks.settle, delivery=one, delivered=delivered))
+        assert remove_marked(database, folder, told) == 1
+        assert count(database, Trial) == 0
+
+    def test_an_address_that_nobody_tells_any_more_keeps_nothing_for_ever(
+        self, database: Database, folder: DataFolder, submit: Callable[..., int]
+    ) -> None:
+        database.write(lambda session: webhooks.enrol(session, "e"))
+        enrolled, other = submit(seeds=1), submit(seeds=1)
+        database.write(lambda session: actions.cancel(session, enrolled))
+        database.write(lambda session: webhooks.take(session, "e", [EventKind.CLOSED], 9))
+        database.write(lambda session: actions.cancel(session, other))
+        for number in (enrolled, other):
+            delete(database, number)
+        settle(database)
+        assert remove_marked(database, folder) == 1, "another worker may tell it of what was enrolled"
+        due = update(WebhookDelivery).values(due_at=now() - timedelta(days=1))
+        database.write(lambda session: session.execute(due))
+        assert remove_marked(database, folder) == 1
 
     def test_many_trials_go_in_steps_and_two_workers_do_not_meet(
         self, database: Database, folder: DataFolder, submit: Callable[..., int]
