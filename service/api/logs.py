@@ -35,6 +35,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _LOOK_SECONDS = 0.5
+_SEAM = 4096
+"""So many bytes before a place tell whether a log goes on there that was told until then."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,11 @@ def of_experiment(experiment_id: ExperimentId, asked: Asked) -> Response:
 async def _follow(
     subscriptions: Subscriptions, watch: Watch, find: Callable[[], Log | None], ended: Callable[[], bool], lines: int
 ) -> AsyncIterator[bytes]:
-    """The end of the log, then what is written to it, then the logs of later attempts from their beginning.
+    """The end of the log, then what is written to it, then what the logs of later attempts have beyond it.
 
-    It ends early where the key does.
+    One that does not begin with what was told is told from its beginning. It ends early where the key does.
     """
-    path, offset = None, 0
+    path, offset, seam = None, 0, b""
     first = True
     while await watch.holds(subscriptions.aside):
         final = await subscriptions.aside(lambda: _safely(ended))  # before reading: what is written until then is all
@@ -115,16 +117,19 @@ async def _follow(
         if first and newest is not None:
             text, offset = await subscriptions.aside(partial(logs.tail, newest, lines))
             path = newest
+            seam = await subscriptions.aside(partial(logs.read_before, path, offset, _SEAM))
             yield text
         first = False
         while path is not None:
             piece = await subscriptions.aside(partial(logs.read_from, path, offset))
             if not piece:
                 break
-            offset += len(piece)
+            offset, seam = offset + len(piece), (seam + piece)[-_SEAM:]
             yield piece
         if newest is not None and newest != path:
-            path, offset = newest, 0
+            path = newest
+            if await subscriptions.aside(partial(logs.read_before, path, offset, _SEAM)) != seam:
+                offset, seam = 0, b""
         elif final:
             return
         else:

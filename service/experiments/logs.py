@@ -66,6 +66,17 @@ def read_from(path: Log, offset: int) -> bytes:
         return b""
 
 
+def read_before(path: Log, offset: int, size: int) -> bytes:
+    """The last bytes of the file before a place; fewer, or others, if it is shorter, and nothing if it is gone."""
+    start = max(0, offset - size)
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(offset - start)
+    except FileNotFoundError:
+        return b""
+
+
 def _is_ours(data_dir: Path, path: Path) -> bool:
     """A plain file in the data folder, whatever links stand in between."""
     return path.is_file() and path.resolve().is_relative_to(data_dir.resolve())

@@ -32,6 +32,7 @@ from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from service.settings import Settings
+from service.storage import Attempt, Folder, begin
 from service.upkeep import deletion
 from tests.machinery import Claim, Finish, Submit, Table
 
@@ -437,11 +438,16 @@ def test_following_a_log_through_two_attempts(
     server: Server, submit: Submit, claim: Claim, finish: Finish, table: Table, database: Database
 ) -> None:
     submit(seeds=1)
-    folder = server.data_dir / "trials" / "1"
+    store = Folder(server.data_dir)
+
+    def log(fence: int) -> Path:
+        return server.data_dir / begin(store, 1, Attempt(fence)) / "trial.log"
+
+    log(9).write_text("before\none\n")
     found: list[str] = []
 
     def follow() -> None:
-        with httpx.stream("GET", f"{server.url}/v1/trials/1/logs?follow=true", timeout=20) as response:
+        with httpx.stream("GET", f"{server.url}/v1/trials/1/logs?follow=true&tail=1", timeout=20) as response:
             assert response.status_code == 200
             found.extend(response.iter_text())
 
@@ -454,14 +460,19 @@ def test_following_a_log_through_two_attempts(
             assert time.monotonic() < deadline, found
             time.sleep(0.02)
 
-    for fence, lines in ((9, ["one\n", "two\n"]), (10, ["three\n", "four ü\n"])):
-        (folder / str(fence)).mkdir(parents=True)
+    wait_for("one\n")
+    for fence, lines in ((9, ["two\n"]), (10, ["three\n", "four ü\n"])):
         for line in lines:
-            with (folder / str(fence) / "trial.log").open("a") as file:
+            with log(fence).open("a") as file:
                 file.write(line)
             wait_for(line)
+    other = server.data_dir / "other"  # no copy of what was told
+    other.mkdir()
+    (other / "trial.log").write_text("another\n")
+    other.rename(server.data_dir / Attempt(11).folder(1))
+    wait_for("another\n")
     lease = claim()
     finish(lease, 1)
     reader.join(10)
     assert not reader.is_alive()
-    assert "".join(found) == "one\ntwo\nthree\nfour ü\n"
+    assert "".join(found) == "one\ntwo\nthree\nfour ü\nanother\n"
