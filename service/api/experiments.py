@@ -68,7 +68,8 @@ def index(
 ) -> Any:
     """Experiments, newest first or in another order. `fields` without `spec` make a quick list of large grids.
 
-    Pages hold everything once, whatever is added or changes state meanwhile.
+    In the order of `id` or `created_at` pages hold everything once, whatever is added or changes meanwhile. In another
+    one what changes its place meanwhile, as by `state`, may come twice or not at all.
     """
     wanted = Fields(ExperimentOut, field_names)
     with database.read() as session:
