@@ -4,12 +4,13 @@
 """
 
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, func, insert, literal, select, text
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
@@ -39,17 +40,32 @@ _ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
 
 @cache
 def _of_cells(*, postgres: bool) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
-    """The trials of cells of one data set, and the scores that they have."""
-    trials = CELL_TRIALS.add_columns(Trial.cell).where(
-        Trial.dataset == bindparam("dataset_name"), is_among(Trial.cell, "cell_names", postgres=postgres)
-    )
+    """The results of cells of one data set, and the scores that they have."""
+    results = CELL_TRIALS.add_columns(Trial.cell).where(*_in_cells(postgres=postgres), Result.trial_id.is_not(None))
     scores = (
         select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.seeds, Score.trials, Score.metrics)
         .add_columns(ScoreBoard.scope, ScoreBoard.protocol)
         .join(ScoreBoard, ScoreBoard.id == Score.board_id)
         .where(is_among(Score.cell, "cell_names", postgres=postgres), ScoreBoard.dataset == bindparam("dataset_name"))
     )
-    return trials, scores
+    return results, scores
+
+
+@cache
+def _counts(*, postgres: bool) -> tuple[Select[*tuple[Any, ...]], ...]:
+    """How many different trials cells of one data set have, those without a result too: in all, and of each project."""
+    everyone = (
+        select(Trial.cell, func.count(Trial.fingerprint.distinct()))
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(*_in_cells(postgres=postgres), Experiment.archived_at.is_(None))
+        .group_by(Trial.cell)
+    )
+    of_projects = everyone.where(Experiment.project_id.is_not(None)).group_by(Experiment.project_id)
+    return everyone.add_columns(literal(EVERYONE)), of_projects.add_columns(Experiment.project_id)
+
+
+def _in_cells(*, postgres: bool) -> tuple[ColumnElement[bool], ...]:
+    return Trial.dataset == bindparam("dataset_name"), is_among(Trial.cell, "cell_names", postgres=postgres)
 
 
 @cache
@@ -63,15 +79,18 @@ def refresh_experiment(session: Session, experiment_id: int) -> None:
     refresh_cells(session, [(row[0], row[1]) for row in session.execute(cells)])
 
 
-def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
-    """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction."""
+def refresh_cells(session: Session, cells: Iterable[tuple[str, str]], *, counted: bool = False) -> None:
+    """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction.
+
+    `counted`: their trials are the same ones as before, of which a cell may have thousands.
+    """
     session.flush()
     cells = sorted(set(cells))
     _lock(session, cells)
     for dataset, group in groupby(cells, key=lambda pair: pair[0]):
         names = [cell for _, cell in group]
         for first in range(0, len(names), _BATCH):
-            _refresh(session.connection(), dataset, names[first : first + _BATCH])
+            _refresh(session.connection(), dataset, names[first : first + _BATCH], counted=counted)
 
 
 def recount(session: Session, experiment: Experiment, cells: Iterable[tuple[str, str]]) -> None:
@@ -126,16 +145,25 @@ def _lock(session: Session, cells: Sequence[tuple[str, str]]) -> None:
         session.execute(_LOCK, {"of_scores": _OF_SCORES, "slots": slots})  # in one order: no deadlocks
 
 
-def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None:
+def _refresh(connection: Connection, dataset: str, cells: Sequence[str], *, counted: bool) -> None:
     # Statements made once, and no objects: this runs whenever a trial finishes.
     asked = {"dataset_name": dataset, "cell_names": cells}
     found: dict[str, CellResults] = {}
     names = BaselineProtocols(connection, enter=True)
-    trials, scores = _of_cells(postgres=connection.dialect.name == "postgresql")
-    for row in connection.execute(trials, asked):
+    results, scores = _of_cells(postgres=connection.dialect.name == "postgresql")
+    for row in connection.execute(results, asked):
         found.setdefault(row[-1], CellResults(names)).add(row)
     known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(scores, asked)}
-    wanted = {(name, *board): made for name, cell in found.items() for board, made in cell.scores()}
+    trials: dict[str, dict[int, int]] = defaultdict(dict)
+    for score in known.values() if counted else ():
+        trials[score.cell][score.scope] = score.trials
+    if uncounted := [cell for cell, mine in found.items() if not mine.scopes <= trials[cell].keys()]:
+        for query in _counts(postgres=connection.dialect.name == "postgresql"):
+            for cell, count, scope in connection.execute(query, asked | {"cell_names": uncounted}):
+                trials[cell][scope] = count
+    for cell, mine in found.items():
+        mine.count(trials[cell])
+    wanted = {(cell, *board): made for cell, mine in found.items() for board, made in mine.scores()}
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
         connection.execute(delete(Score).where(Score.id.in_(gone)))
     ranks = RankChanges()

@@ -6,7 +6,7 @@ scope, data set and protocol: scope 0 has the trials of all projects, the others
 corruption error are on two: see `corruption_baselines`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypedDict
@@ -84,12 +84,25 @@ class MadeScore:
 
 
 class CellResults:
-    """The results of a cell, and of each scope the different trials that it has."""
+    """The results of a cell, and how many different trials it has of each scope.
+
+    These are counted by rows of all its trials, or told (`count`), where only rows with results are added.
+    """
 
     def __init__(self, names: BaselineProtocols) -> None:
         self._names = names
         self._results: list[Counted] = []
         self._trials: dict[int, set[str]] = {}
+        self._told: Mapping[int, int] = {}
+
+    @property
+    def scopes(self) -> set[int]:
+        """All that results are of."""
+        return {EVERYONE, *(one.project_id for one in self._results if one.project_id is not None)}
+
+    def count(self, trials: Mapping[int, int]) -> None:
+        """Takes so many different trials for those of each scope."""
+        self._told = trials
 
     def add(self, row: Any) -> None:
         """One row of `CELL_TRIALS`."""
@@ -111,7 +124,7 @@ class CellResults:
         """(scope, protocol) and the score there."""
         for (scope, protocol), counted in _by_board(self._results).items():
             found = measures(one.values for one in counted)
-            newest_one, trials = counted[-1], len(self._trials[scope])
+            newest_one, trials = counted[-1], self._told.get(scope) or len(self._trials[scope])
             yield (
                 (scope, protocol),
                 MadeScore(newest_one.trial_id, len(counted), trials, found, newest_one.fields),

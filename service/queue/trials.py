@@ -119,6 +119,8 @@ class HeldExperiment:
         self._artifacts: list[Mapping[str, object]] = []
         self._events: list[Mapping[str, object]] = []
         self.touched: set[tuple[str, str]] = set()
+        self.grew = False
+        """Whether those cells that were touched have other trials now."""
 
     @property
     def experiment(self) -> Experiment:
@@ -157,6 +159,7 @@ class HeldExperiment:
         self._session.add(trial)
         experiment.trial_count += 1
         self.touched.add((trial.dataset, trial.cell))
+        self.grew = True
         self._session.flush()
         field_index.enter(self._session, [{"trial_id": trial.id, "experiment_id": experiment.id, **columns}])
         if point is not None:
@@ -387,7 +390,7 @@ def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
     finally:
         held._over = True
     if held.touched:
-        cell_scores.refresh_cells(session, held.touched)
+        cell_scores.refresh_cells(session, held.touched, counted=not held.grew)
 
 
 def _fallen_best(trial: Trial) -> Iterator[float]:
