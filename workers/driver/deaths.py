@@ -1,8 +1,9 @@
 """What Ray says of trials' processes that died: who is to blame, and for how long their trials rest."""
 
 import contextlib
+import functools
 import re
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ray
@@ -76,8 +77,31 @@ class Processes(RayActorManager):  # type: ignore[misc] # Ray has no types of it
 
 
 def survive_deaths() -> None:
-    """Has Tune go on whichever way one of its processes ends."""
+    """Has Tune go on whichever way one of its processes ends, also where its own disk is full.
+
+    What it would write down, of the death and of its own state, serves nobody, and what it cannot write ends it.
+    """
     tune_controller.RayActorManager = Processes  # type: ignore[attr-defined]
+    controller: Any = tune_controller.TuneController
+    controller.checkpoint = _if_there_is_room(controller.checkpoint)
+    tunes_trial: Any = Trial
+    tunes_trial.handle_error = _remember
+
+
+def _if_there_is_room(write: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(write)
+    def written(*names: object, **options: object) -> None:
+        with contextlib.suppress(OSError):
+            write(*names, **options)
+
+    return written
+
+
+def _remember(trial: Any, exc: Exception | None = None) -> None:
+    """In place of two files."""
+    trial.run_metadata.num_failures += 1
+    trial.run_metadata.invalidate_cache()
+    trial.temporary_state.said = str(exc)
 
 
 def death_of(trial: Trial, memory_gib: float) -> Death:
@@ -94,12 +118,10 @@ def death_of(trial: Trial, memory_gib: float) -> Death:
 
 def reason_of(trial: Trial) -> str:
     """What Ray knows about the death of a trial's process, in one line."""
-    try:
-        text = Path(trial.error_file).read_text()
-    except (OSError, TypeError):
+    said = getattr(trial.temporary_state, "said", None)
+    if said is None:
         return "the process died, and Ray does not say why"
-    _, _, last = text.rpartition("Failure # ")
-    reason = last.partition("\n")[2].partition(" Some common causes")[0]  # the rest is advice about Ray
+    reason = said.partition(" Some common causes")[0]  # the rest is advice about Ray
     lines = (line.strip() for line in reason.partition(_OF_OTHERS)[0].splitlines() if not _NAMES.match(line))
     return " ".join(filter(None, lines))
 

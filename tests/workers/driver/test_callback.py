@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -29,8 +28,8 @@ from workers.trial_process.messages import (
 STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None), further=True)
 
 
-def tunes_trial(trial_id: int = 7, error_file: str | None = None) -> Any:
-    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}))}, error_file=error_file)
+def tunes_trial(trial_id: int = 7) -> Any:
+    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}))})
 
 
 @pytest.mark.parametrize(
@@ -77,10 +76,9 @@ def test_a_data_folder_that_was_not_found_is_looked_for_here_too(failure: str) -
     assert recorder.mock_calls == ([] if doubted else [call.reported(7, report)])
 
 
-def test_the_recorder_hears_of_a_death_whose_doing_it_was(tmp_path: Path) -> None:
-    recorder, (file, said) = MagicMock(), (tmp_path / "error.txt", "it runs low: 9 GB / 10 GB, running low on memory")
-    file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{said}\n")
-    trial = tunes_trial(7, str(file))
+def test_the_recorder_hears_of_a_death_whose_doing_it_was() -> None:
+    recorder, trial = MagicMock(), tunes_trial()
+    trial.temporary_state.said = "it runs low: 9 GB / 10 GB, running low on memory"
     TuneCallback(recorder, MagicMock(), MagicMock(), memory_gib=4.0).on_trial_error(0, [], trial)
     reason, charged, longest_rest = death_of(trial, 4.0)
     assert recorder.mock_calls == [call.died(7, reason, charged=charged, longest_rest=longest_rest)]

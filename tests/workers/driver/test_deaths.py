@@ -1,6 +1,5 @@
 """What becomes of a trial whose process died, by what Ray says of it."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,15 +9,12 @@ from ray import exceptions
 from ray.exceptions import RayActorError
 
 from service.queue.rests import LONGEST_OF_HINDERED, LONGEST_SECONDS
-from workers.driver.deaths import Death, Processes, death_of, reason_of
+from workers.driver.deaths import Death, Processes, _remember, death_of, reason_of
 from workers.trial_process.messages import NOT_TAKEN
 
 SAYS: Any = exceptions
 """As Ray has no types of them."""
-DIED = """Failure # 1 (occurred at 2026-11-22_08-00-00)
-an older one
-Failure # 2 (occurred at 2026-11-22_08-10-00)
-The actor died unexpectedly before finishing this task.
+DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: with_resources.<locals>.ResourceTrainable
 \tactor_id: 4f7b
 \tpid: 4711
@@ -28,10 +24,17 @@ unexpectedly exits with a connection error code 2. End of file. Some common caus
 """As Ray writes it."""
 
 
-def test_the_last_sentence_of_ray_without_names_and_advice(tmp_path: Path) -> None:
-    file = tmp_path / "error.txt"
-    file.write_text(DIED)
-    trial: Any = SimpleNamespace(error_file=str(file))
+def of_which_ray_said(words: str | None) -> Any:
+    """A trial as Tune keeps it once it was told of an error."""
+    trial: Any = SimpleNamespace(run_metadata=MagicMock(num_failures=0), temporary_state=SimpleNamespace())
+    if words is not None:
+        _remember(trial, RuntimeError(words))
+    return trial
+
+
+def test_the_last_sentence_of_ray_without_names_and_advice() -> None:
+    trial = of_which_ray_said("an older one")
+    _remember(trial, RuntimeError(DIED))
     assert reason_of(trial) == (
         "The actor died unexpectedly before finishing this task. The actor is dead because its worker process has "
         "died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error "
@@ -39,10 +42,8 @@ def test_the_last_sentence_of_ray_without_names_and_advice(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("file", [None, "nowhere"])
-def test_without_a_word_of_ray(file: str | None) -> None:
-    trial: Any = SimpleNamespace(error_file=file)
-    assert reason_of(trial) == "the process died, and Ray does not say why"
+def test_without_a_word_of_ray() -> None:
+    assert reason_of(of_which_ray_said(None)) == "the process died, and Ray does not say why"
 
 
 NODE_DIED = [
@@ -87,35 +88,26 @@ PROCESS_DIED = [
 ]
 
 
-@pytest.fixture
-def died(tmp_path: Path) -> Any:
+def died(words: str, memory_gib: float = 0.0) -> Death:
     """Death of a trial of which Ray said that, for each of which so much memory is reserved."""
-
-    def died(words: str, memory_gib: float = 0.0) -> Death:
-        file = tmp_path / "error.txt"
-        file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
-        trial: Any = SimpleNamespace(error_file=str(file))
-        return death_of(trial, memory_gib)
-
-    return died
+    return death_of(of_which_ray_said(words), memory_gib)
 
 
 @pytest.mark.parametrize(
     ("words", "charged"),
     [(words, False) for words in (*NODE_DIED, REFUSED, LOST)] + [(words, True) for words in (*PROCESS_DIED, BROKEN)],
 )
-def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(died: Any, words: str, charged: bool) -> None:
+def test_only_a_healthy_process_that_died_alone_is_charged_to_its_trial(words: str, charged: bool) -> None:
     assert died(words)[1:] == (charged, LONGEST_OF_HINDERED if words is LOST else 0.0)
 
 
 @pytest.mark.parametrize(("words", "rests"), [(DISK_FULL, True), (TORCH_MISSING, False)])
-def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(died: Any, words: str, rests: bool) -> None:
+def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(words: str, rests: bool) -> None:
     assert died(words)[1:] == (False, LONGEST_OF_HINDERED if rests else 0.0), "or the process has waited by itself"
 
 
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
-    trial: Any = SimpleNamespace(error_file=None)
-    assert death_of(trial, 0.0) == Death("the process died, and Ray does not say why", charged=True)
+    assert death_of(of_which_ray_said(None), 0.0) == Death("the process died, and Ray does not say why", charged=True)
 
 
 SHORT = (
@@ -135,7 +127,7 @@ SHORT = (
 """What Ray 2.60 says, of which only the end would be kept."""
 
 
-def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(died: Any) -> None:
+def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do() -> None:
     """What other people run on that machine is nobody's business."""
     reason, _, longest_rest = died(SHORT)
     assert longest_rest == LONGEST_SECONDS
@@ -158,16 +150,13 @@ def test_what_ray_killed_for_memory_rests_and_is_told_what_to_do(died: Any) -> N
     ],
 )
 def test_of_what_ray_killed_at_once_the_largest_is_charged_unless_it_kept_to_what_is_reserved(
-    tmp_path: Path, process: str | None, memory_gib: float, charged: bool
+    process: str | None, memory_gib: float, charged: bool
 ) -> None:
     """A minute's shortage is nothing, half an hour of it ends it. Who cannot be found among them may be the one."""
     error: Exception = SAYS.OutOfMemoryError(SHORT)
     if process is not None:
         error = failed(error, process)
-    file = tmp_path / "error.txt"
-    file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{error}\n")
-    trial: Any = SimpleNamespace(error_file=str(file))
-    assert death_of(trial, memory_gib).charged == charged
+    assert died(str(error), memory_gib).charged == charged
 
 
 def failed(error: Exception, process: str = "4f7b", killed: list[object] | None = None) -> Exception:
@@ -190,7 +179,7 @@ def failed(error: Exception, process: str = "4f7b", killed: list[object] | None 
     [SAYS.OutOfMemoryError("x"), SAYS.NodeDiedError("x"), SAYS.LocalRayletDiedError()],
     ids=lambda error: type(error).__name__,
 )
-def test_no_word_of_ray_ends_tune(died: Any, error: Exception) -> None:
+def test_no_word_of_ray_ends_tune(error: Exception) -> None:
     """It knows two kinds, and raises where it hears of another: all that it runs would end."""
     killed = list[object]()
     heard = failed(error, killed=killed)
