@@ -12,7 +12,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -412,6 +412,7 @@ class _Node:
     def __init__(self, services: dict[str, Any], folder: Path, database_url: str, port: int) -> None:
         self.services = services
         self.port = port
+        self.url = f"http://127.0.0.1:{port}"
         self.secret = folder / "secret"
         self.data = folder / "data"
         # Ray puts Unix sockets there, whose paths end at 107 characters.
@@ -445,6 +446,12 @@ class _Node:
     def start(self, service: str) -> subprocess.Popen[bytes]:
         command = self.command(service, self.services[service]["command"])
         return subprocess.Popen(command, env=self.environment(service), cwd=self.data)
+
+    def health(self, service: str) -> int:
+        """What its health check ends with."""
+        name, *words = self.services[service]["healthcheck"]["test"][1:]
+        assert name == "ttsv"
+        return self.run(service, words, TTSV_URL=self.url).returncode
 
     def _mapped(self, text: str) -> str:
         return (
@@ -490,8 +497,9 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
         pause = min(1.6 * pause, 2)
 
 
-@pytest.mark.slow
-def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
+@contextmanager
+def _api_on_postgres(node: _Node) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """What compose starts before a worker, until the API is healthy; gives what starts a service more."""
     assert node.run("secret").returncode == 0
     password = node.secret / "password"
     drawn = password.read_text()
@@ -503,9 +511,6 @@ def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
     migrated = node.run("migrate")
     assert migrated.returncode == 0, migrated.stderr
 
-    health = {name: node.services[name]["healthcheck"]["test"][1:] for name in ("api", "worker")}
-    assert health["api"][0] == health["worker"][0] == "ttsv"
-    local = {"TTSV_URL": f"http://127.0.0.1:{node.port}"}
     with ExitStack() as stack:
 
         def start(service: str) -> subprocess.Popen[bytes]:
@@ -515,12 +520,25 @@ def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
             return process
 
         start("api")
-        _until(lambda: node.run("api", health["api"][1:], **local).returncode == 0, 30)
-        assert node.run("worker", health["worker"][1:]).returncode == 1, "no worker yet"
-        worker = start("worker")
-        _until(lambda: node.run("worker", health["worker"][1:]).returncode == 0, 60)
+        _until(lambda: node.health("api") == 0, 30)
+        yield start
 
-        with Client(local["TTSV_URL"]) as client:
+
+@pytest.mark.slow
+def test_the_api_is_healthy_on_postgres(node: _Node) -> None:
+    with _api_on_postgres(node), Client(node.url) as client:
+        with pytest.raises(ApiError, match="422"):
+            client.submit({"name": "x", "base": {"dataset": "digits", "model": "small-cnn", "rank": 0}})
+        assert node.health("worker") == 1, "no worker yet"
+
+
+@pytest.mark.deep
+def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
+    with _api_on_postgres(node) as start:
+        worker = start("worker")
+        _until(lambda: node.health("worker") == 0, 60)
+
+        with Client(node.url) as client:
             spec = yaml.safe_load((ROOT / "examples" / "quickstart.json").read_text())
             spec["grid"] |= {"rank": [None], "lambda_ort": [0.1], "delta": [None], "seed": [0]}  # else 20 trials
             experiment = client.submit(spec)
@@ -531,8 +549,6 @@ def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
             assert dense.seeds == experiment.trial_count == 1
             assert (dense.config["layer"], dense.config["delta"]) == ("dense", None)
             assert dense.metrics["accuracy"].mean >= 0.97
-            with pytest.raises(ApiError, match="422"):
-                client.submit({"name": "x", "base": {"dataset": "digits", "model": "small-cnn", "rank": 0}})
         children = psutil.Process(worker.pid).children(recursive=True)
         worker.terminate()  # compose's stop_signal
         assert worker.wait(60) == 0

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[4]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
+@pytest.mark.deep
 def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, machines: Machines) -> None:
     gate = machines.folder / "gate"
     worker = lab.start_worker(TRIALS_GATE=str(gate))
