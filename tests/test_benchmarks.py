@@ -26,8 +26,8 @@ BENCHMARKS = ROOT / "benchmarks"
 MODULES = sorted(BENCHMARKS.glob("*.py"))
 SCRIPTS = [path for path in MODULES if '__name__ == "__main__"' in path.read_text()]
 RECORDS = BENCHMARKS / "records.jsonl"
-TAKE_LONGEST = ("first_path", "gpu", "pages", "reporting", "scheduling", "serving")
-"""Those that start services, servers, or a process for each part."""
+TAKE_LONGEST = ("first_path", "gpu", "pages", "reporting", "scheduling", "serving", "training", "trajectories")
+"""Those that start services, servers, or a process for each part, or train network after network."""
 STARTED_BY_OTHER_TESTS = {
     "docs/notebook.py": "tests/test_doc_blocks.py",
     "docs/pictures.py": "tests/browser/test_pages.py",
@@ -251,7 +251,7 @@ def test_no_part_is_begun_without_time(
     assert capsys.readouterr().out.count('{"left_out": "no time was left"}') == 8
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("script", ["gpu"], indirect=True)
 def test_processes_share_a_card_under_mps_where_that_is_installed(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

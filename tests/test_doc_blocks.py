@@ -101,7 +101,10 @@ def expected_output(page: Path, block: Block) -> str | None:
 
 
 PAGES_WITH_BLOCKS = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
-TAKE_LONGEST = ("backup", "datasets", "doctor", "evaluate", "export", "keys", "search", "tutorial", "verbs")
+TAKE_LONGEST = (
+    *("backup", "datasets", "doctor", "evaluate", "export", "grid", "keys"),
+    *("monitoring", "search", "tutorial", "verbs"),
+)
 """Pages whose commands other tests give, too, and whose trials, evaluations, copies or many commands take longest."""
 RANKS = ROOT / "examples" / "ranks.yaml"
 
