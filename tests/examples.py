@@ -30,3 +30,7 @@ def examples(number: int = 100, **options: Any) -> settings:
 def deep(*values: Any) -> Any:
     """Parameters that only `make test-deep` tries."""
     return pytest.param(*values, marks=pytest.mark.deep)
+
+
+mostly_sqlite = pytest.mark.parametrize("database_url", ["sqlite", deep("postgres")], indirect=True)
+"""On PostgreSQL in `make test-deep` alone: what is refused before it is asked, or what other tests show there."""

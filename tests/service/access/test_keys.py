@@ -23,6 +23,7 @@ from service.errors import ConflictError, UserError
 from service.main import create_app
 from service.queue.trials import HeldExperiment
 from service.settings import Settings
+from tests.examples import mostly_sqlite
 from tests.held import under
 from tests.machinery import Claim, Table
 
@@ -365,6 +366,7 @@ class TestPeople:
         guarded.put("/v1/projects/3/people/ada", json={"weight": 7}, headers=admin)
         assert (self.people(guarded, admin)["ada"], self.people(guarded, admin, 3)) == (1, {"ada": 7})
 
+    @mostly_sqlite
     @pytest.mark.parametrize(
         ("body", "field", "message"),
         [

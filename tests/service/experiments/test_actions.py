@@ -28,6 +28,7 @@ from service.queue.driver_reads import planned_trials
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
 from service.specs.planner import Planner
+from tests.examples import mostly_sqlite
 from tests.held import reported, under, unfinished_trials, write
 from tests.machinery import Claim, Finish, Make, Submit, Table
 
@@ -80,6 +81,7 @@ def kinds(table: Table) -> list[str]:
 
 
 class TestStates:
+    @mostly_sqlite
     @pytest.mark.parametrize("action", ACTIONS)
     def test_in_every_state(
         self, api: TestClient, submit: Submit, database: Database, table: Table, action: str
@@ -481,6 +483,7 @@ class TestUpdate:
             assert api.get(path, headers={"If-None-Match": tag}).status_code == 304
             assert api.patch(path, json={"notes": f"{tags}"}, headers={"If-Match": tag}).is_success
 
+    @mostly_sqlite
     @pytest.mark.parametrize(
         "change",
         [

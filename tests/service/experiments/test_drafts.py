@@ -29,6 +29,7 @@ from service.queue import leases
 from service.queue.trials import HeldExperiment
 from service.specs.grid import factored
 from service.specs.spec import Additions, ExperimentSpec
+from tests.examples import mostly_sqlite
 from tests.grids import plan_of
 from tests.held import under, unfinished_trials, waiting_trials, write
 from tests.machinery import Claim, Finish, Submit, Table
@@ -144,6 +145,7 @@ class TestExtend:
         refused = post(api, f"{path}/extend", {"repeat": 1}, 422)
         assert refused["errors"][0] == {"field": "repeat", "message": "is 3 now and can only grow, not 1"}
 
+    @mostly_sqlite
     @pytest.mark.parametrize(
         ("more", "field", "reason"),
         [
@@ -314,6 +316,7 @@ class TestReevaluate:
         post(api, f"{path}/re-evaluate", {"evaluation": {"lipschitz": "ascent"}}, 201)
         assert table(Trial)[-1].source_trial_id == copy.id
 
+    @mostly_sqlite
     @pytest.mark.parametrize(
         ("evaluation", "field"),
         [

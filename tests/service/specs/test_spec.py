@@ -17,6 +17,7 @@ from service.specs.grid import Plan, expand_grid
 from service.specs.planner import Planner
 from service.specs.spec import ExperimentSpec
 from service.specs.versions import NEWEST, upgrade
+from tests.examples import mostly_sqlite
 
 SPECS = Path(__file__).with_name("golden")
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn"}
@@ -279,6 +280,7 @@ def test_planning_remembers_what_recurs_and_changes_nothing() -> None:
 
 
 @pytest.mark.slow
+@mostly_sqlite
 def test_ten_thousand_trials_are_posted_quickly(api: TestClient) -> None:
     axes = {"rank": [8, 16, 32, 64, 128], "delta": [0.1, 0.5, 1.0, 2.0], "lambda_ort": [0.1, 1.0, 10.0, 100.0, 1e3]}
     base = BASE | {"layer": "tt", "constraint": "clip"}
