@@ -54,6 +54,7 @@ from service.upkeep.migrate import alembic_config, migrate, newest
 from service.upkeep.moves import Journal, Move
 from service.upkeep.restore import refuse_half_restored
 from service.upkeep.target import FENCE_JUMP, GAPS, Target
+from tests.examples import deep
 from tests.fresh import FRESH
 from tests.held import reported, under
 from tests.migrations import test_schema
@@ -1056,12 +1057,12 @@ class TestCutShort:
     @pytest.mark.parametrize(
         ("moment", "took"),
         [
-            ("extract 1", False),
+            deep("extract 1", False),
             ("rows", False),
-            ("move 0", False),
-            ("move 2", False),
+            deep("move 0", False),
+            deep("move 2", False),
             ("moved", None),
-            ("end", True),
+            deep("end", True),
         ],
     )
     def test_by_the_death_of_its_process(

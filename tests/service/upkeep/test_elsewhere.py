@@ -36,6 +36,7 @@ from service.upkeep.places import Bucket, Disk
 from service.upkeep.retention import Rules, finish, plan, prune
 from service.upkeep.shelves import STAGE
 from service.upkeep.target import Target
+from tests.examples import deep
 from tests.held import under
 from tests.service.upkeep.conftest import write_checkpoint
 from workers.cli.__main__ import app
@@ -257,6 +258,7 @@ class TestRestore:
         assert {path: store.read(f"{aside}/{path}", 0, 99) for path in old} == old
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("elsewhere", ["folder", "objects", deep("s3")], indirect=True)
     def test_cut_short_what_was_there_is_there_again(
         self, file: Path, place: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
