@@ -228,8 +228,7 @@ def drained(run: Generator[Any, None, None]) -> TrialResult:
 # Frames are those of `tt`, and AOC is made of the convolutions of BCOP: others cost seconds and walk the same lines.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layer",
-    [deep(layer) if layer == "bcop" or (layer.endswith("-tt") and layer != "soc-tt") else layer for layer in LAYERS],
+    "layer", [deep(layer) if layer == "bcop" or layer.endswith("-tt") else layer for layer in LAYERS]
 )
 def test_every_kind_of_layer(cards: PretendedCards, tmp_path: Path, layer: str) -> None:
     *epochs, result = trained(cards, trial(layer=layer), tmp_path)

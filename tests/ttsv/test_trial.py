@@ -295,7 +295,7 @@ def test_a_stopped_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetri
     assert timeless(*run(trial(), tmp_path)) == ([], expected)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_networks_that_ask_for_the_versions_of_their_weights_go_on_and_are_read_again(tmp_path: Path) -> None:
     """Torchvision's MNASNets: the averaged and the best weights are loaded, those of a checkpoint and of a file."""
     training = {"epochs": 2, "steps": 1, "batch_size": 8, "lr": 1e-3, "ema": 0.5, "select": "best"}
@@ -325,7 +325,7 @@ for epoch in run_trial(config, data_dir=folder / "data", folder=folder / "trial"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_killed_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     arguments = [sys.executable, "-c", KILLED, json.dumps(BASE), str(tmp_path), "2"]

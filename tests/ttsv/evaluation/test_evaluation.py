@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.examples import deep
 from ttsv.certification.certificates import certificates, lipschitz_bound
 from ttsv.config.evaluation import EvaluationConfig
 from ttsv.config.trial import TrialConfig
@@ -369,7 +370,7 @@ def test_a_plain_trial_measures_nothing_that_takes_long(digits: Dataset, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [deep(torch.float64), torch.float16], ids=str)
 def test_every_metric_takes_networks_of_other_precisions(digits: Dataset, tmp_path: Path, dtype: torch.dtype) -> None:
     few = replace(digits, test=Split(*(part[:4] for part in digits.test)))
     fields: dict[str, Any] = {"attack": "pgd", "certified": True, "lipschitz": "both", "corruptions": "generated"}

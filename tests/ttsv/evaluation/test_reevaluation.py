@@ -122,7 +122,7 @@ for item in run_trial(config, data_dir=folder.parent / "data", folder=folder, de
 )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_trial_killed_while_attacked_goes_on_where_it_was(folder: Path, attacked: TrialResult) -> None:
     config = trial(ATTACKED)
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}

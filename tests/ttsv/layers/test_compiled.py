@@ -110,7 +110,7 @@ def test_prior_art_beside_the_kinds(make: Callable[..., nn.Module]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tt", "soc", deep("soc-tt")])
+@pytest.mark.parametrize("kind", ["tt", deep("soc"), deep("soc-tt")])
 def test_gradients_are_traced_too(kind: str) -> None:
     compiles(layer_of(kind, "free"), (6, 6, 6), "aot_eager")
 

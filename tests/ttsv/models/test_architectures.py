@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.examples import deep
 from tests.lazily import lazily
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, SOCTT, MinMax, TTConv2d, tensorize
@@ -257,7 +258,7 @@ def test_min_max_sorts_pairs_and_keeps_the_norm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("resnet34", 64), ("resnet18", 32)])
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 64), deep("resnet34", 64), ("resnet18", 32)])
 def test_resnets_are_torchvisions(name: str, size: int) -> None:
     """With the stem for CIFAR below 64 pixels: 3x3, stride 1, no pooling."""
     model = network(name, image_size=size).eval()

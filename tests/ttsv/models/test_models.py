@@ -63,6 +63,13 @@ CASES = [
     # Square kernels of 512 channels and more take seconds: their shapes and costs are tested without weights.
     if kind not in {"vgg11": ("soc",), "resnet18": ("soc", "soc-tt")}.get(small.name, ())
 ]
+FEW_LARGE = [
+    pytest.param(*case.values, id=case.id, marks=pytest.mark.deep)
+    if case.id in ("vgg11-tt", "vgg11-soc-tt", "resnet18-tt")
+    else case
+    for case in CASES
+]
+"""Millions of weights go as few do: every family's of one kind, and of every kind those of the small ones."""
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=lambda small: small.name)
@@ -126,7 +133,7 @@ def test_modules_are_the_listed_shapes(small: Small, kind: str, rank: float) -> 
         assert weights == shape.weights(largest, kind)
 
 
-@pytest.mark.parametrize(("small", "kind"), CASES)
+@pytest.mark.parametrize(("small", "kind"), FEW_LARGE)
 def test_forward_and_gradients(small: Small, kind: str) -> None:
     model = small.build(layer=kind, rank=0.3)
     logits = model(small.images(3))
@@ -139,16 +146,7 @@ def test_forward_and_gradients(small: Small, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("small", "kind"),
-    # Millions of weights are drawn as few are: every family's of one kind, and of every kind those of the small ones.
-    [
-        pytest.param(*case.values, id=case.id, marks=pytest.mark.deep)
-        if case.id in ("vgg11-tt", "vgg11-soc-tt", "resnet18-tt")
-        else case
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize(("small", "kind"), FEW_LARGE)
 def test_seed_and_saved_weights(small: Small, kind: str) -> None:
     first, again = (small.build(layer=kind, rank=0.3, seed=5).eval() for _ in range(2))
     other = small.build(layer=kind, rank=0.3, seed=6).eval()

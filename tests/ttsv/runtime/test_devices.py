@@ -30,7 +30,7 @@ print(round(kept - resident_mebibytes()))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_memory_is_used_again() -> None:
     """Pages taken from the system by the last of twelve equal steps, of 24,000 that it writes to; MiB given back."""

@@ -75,7 +75,7 @@ def by_svd(kernel: Tensor, delta: float, size: int, stride: int) -> Tensor:
         (112, 100, 2, torch.float64, 1e-9),
     ],
 )
-@pytest.mark.parametrize("level", [1.0, 1.9, 4.0])
+@pytest.mark.parametrize("level", [1.0, deep(1.9), 4.0])
 def test_clips_with_few_values_above_delta(
     dense: "Dense", c_out: int, c_in: int, stride: int, level: float, dtype: torch.dtype, tolerance: float
 ) -> None:

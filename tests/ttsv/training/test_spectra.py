@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.examples import deep
 from ttsv.config.training import TrainingConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
@@ -120,7 +121,7 @@ def test_a_training_that_is_watched_has_the_same_bits(layer: str, rank: int | No
     assert all(one.spectra for one in seen)
 
 
-@pytest.mark.parametrize(("layer", "rank"), [("bcop", None), ("aoc-tt", 4), ("aol", None), ("cayley", None)])
+@pytest.mark.parametrize(("layer", "rank"), [deep("bcop", None), ("aoc-tt", 4), ("aol", None), ("cayley", None)])
 def test_so_has_one_of_layers_to_compare_with(layer: str, rank: int | None) -> None:
     lone, watched = network(layer, rank), network(layer, rank)
     assert plain(trained(lone, config(None, 2), Unconstrained())) == plain(

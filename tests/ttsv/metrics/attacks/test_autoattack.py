@@ -138,7 +138,7 @@ def assert_same(one: AttackRecord, other: AttackRecord) -> None:
 @pytest.mark.parametrize(
     ("build", "version", "norm", "eps"),
     [
-        (linear, "standard", "L2", 0.5),
+        deep(linear, "standard", "L2", 0.5),  # as with all iterations, below
         (linear, "plus", "Linf", 0.06),
         (linear, "rand", "L1", 1.5),
         (strided, "standard", "Linf", 0.06),
@@ -146,7 +146,7 @@ def assert_same(one: AttackRecord, other: AttackRecord) -> None:
         (strided, "standard", "L1", 1.5),
         deep(pooled, "standard", "L2", 0.5),
         deep(pooled, "standard", "Linf", 0.06),
-        (pooled, "plus", "L1", 1.5),
+        deep(pooled, "plus", "L1", 1.5),
         (pooled, "rand", "L2", 0.5),
     ],
 )
