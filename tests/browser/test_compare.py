@@ -45,7 +45,7 @@ class TestBoxes:
         ("path", "name", "leads"),
         [
             ("/", "experiment", r"/compare\?experiments=\d+,\d+$"),
-            ("/trials", "trial", r"/compare\?trials=\d+,\d+$"),
+            deep("/trials", "trial", r"/compare\?trials=\d+,\d+$"),
             ("/experiments/1#trials-panel", "trial", r"/compare\?trials=\d+,\d+$"),
             ("/leaderboards/cifar10", "cell", r"/compare\?cells=[0-9a-f]{64},[0-9a-f]{64}$"),
         ],

@@ -1072,6 +1072,7 @@ class TestEveryPage:
             assert page.locator("b[onclick]").count() == 0
 
 
+@pytest.mark.deep
 def test_pictures_are_taken_of_a_page_in_light_and_in_dark(site: Site, pages: Pages, tmp_path: Path) -> None:
     pictures = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "pictures.py"))
     with Client(site.url) as client:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from service.queue.shares import Amount, Demand, Group, Spent, Usage, allocate, on_whole_cards, shortage
 from tests.effort import effort
+from tests.examples import deep
 
 ONE = Amount(1)
 
@@ -283,10 +284,14 @@ def parts_of_time(asking: Sequence[Demand], slots: int) -> list[float]:
     return [had / sum(ran) for had in ran]
 
 
-@pytest.mark.parametrize("person", [False, True], ids=["projects", "people"])
 @pytest.mark.parametrize(
-    ("weights", "slots"),
-    [((3, 1), 1), ((3, 1), 2), ((2, 1), 2), ((3, 2), 4), ((5, 1), 3), ((4, 2, 1), 3), ((10, *[1] * 10), 10)],
+    ("weights", "slots", "person"),
+    [
+        *(((3, 1), 1, False), ((3, 1), 2, True), ((3, 2), 4, False), ((5, 1), 3, True), ((4, 2, 1), 3, True)),
+        *(((2, 1), 2, False), ((10, *[1] * 10), 10, False)),
+        *(deep((3, 1), 1, True), deep((3, 1), 2, False), deep((3, 2), 4, True), deep((5, 1), 3, False)),
+        *(deep((4, 2, 1), 3, False), deep((2, 1), 2, True), deep((10, *[1] * 10), 10, True)),
+    ],
 )
 def test_what_is_due_in_part_is_had_in_turns(weights: tuple[int, ...], slots: int, person: bool) -> None:
     asking = [weighing(number, weight, person=person, trials=9999) for number, weight in enumerate(weights)]
