@@ -53,6 +53,10 @@ class MachineMemoryError(OutOfMemoryError):
     """The trial does not fit the machine's memory: a card with more room would not help it."""
 
 
+class LibraryMemoryError(OutOfMemoryError):
+    """A library failed on a device with next to no memory left: its process must end, as for a `DeviceError`."""
+
+
 class DeviceError(TrialError):
     """The GPU, or this process's part of it, can no longer be used.
 

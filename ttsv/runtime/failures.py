@@ -11,6 +11,7 @@ from ttsv.errors import (
     BrokenContextError,
     ConfigError,
     DivergedError,
+    LibraryMemoryError,
     LostDeviceError,
     MachineMemoryError,
     OutOfMemoryError,
@@ -82,6 +83,8 @@ _REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(
 _BROKEN = re.compile(
     r"CUDA (driver )?error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I
 )
+_INSIDE_A_LIBRARY = re.compile(r"CU\w+_STATUS_INTERNAL_ERROR")
+"""What a library says where it finds no memory for its own needs, and of other failures too."""
 
 
 def _device_failure(error: Exception) -> TrialError | None:
@@ -106,6 +109,8 @@ def _device_failure(error: Exception) -> TrialError | None:
         )
     if _REFUSED.search(text):
         return None
+    if _INSIDE_A_LIBRARY.search(text) and _nearly_full():  # nobody can say of a context that is broken how full it is
+        return LibraryMemoryError(f"the trial does not fit the device: {line}")
     if isinstance(error, torch.AcceleratorError) or _BROKEN.search(text):
         return BrokenContextError(
             f"a kernel failed, and with it this process's part of the GPU ({line}): the trial is tried again in another"

@@ -27,6 +27,7 @@ from ttsv.errors import (
     BrokenContextError,
     DeviceError,
     DivergedError,
+    LibraryMemoryError,
     LostDeviceError,
     MachineMemoryError,
     OutOfMemoryError,
@@ -251,6 +252,7 @@ class TrialTrainable(tune.Trainable):
             self._broken = True
             raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
         except OutOfMemoryError as error:
+            self._broken |= isinstance(error, LibraryMemoryError)
             if self._shared and not isinstance(error, MachineMemoryError):
                 return CrowdedReport(f"{error}{self._shared}")
             return FailureReport(error.failure, str(error))

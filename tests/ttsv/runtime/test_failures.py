@@ -5,6 +5,7 @@ from ttsv.errors import (
     BrokenContextError,
     ConfigError,
     DeviceError,
+    LibraryMemoryError,
     LostDeviceError,
     MachineMemoryError,
     OutOfMemoryError,
@@ -126,6 +127,38 @@ def test_what_has_no_workspace_lacks_memory_where_there_is_little(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: kept)
     with pytest.raises(kind, match=says), known_failures():
         raise RuntimeError(says)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+        "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasSgemm(handle)`",
+    ],
+)
+@pytest.mark.parametrize(
+    ("free", "kind"),
+    [(100 << 20, LibraryMemoryError), (1 << 33, BrokenContextError), (None, BrokenContextError)],
+    ids=["full card", "free card", "broken context"],
+)
+def test_a_library_that_fails_lacks_memory_where_there_is_little(
+    monkeypatch: pytest.MonkeyPatch, says: str, free: int | None, kind: type[TrialError]
+) -> None:
+    """Of a card of 16 GiB; of a context that is broken nobody can say how much of it is left."""
+
+    def left(*_: object) -> tuple[int, int]:
+        if free is None:
+            raise ACCELERATOR("CUDA error: an illegal memory access was encountered")
+        return free, 1 << 34
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", left)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    with pytest.raises(TrialError, match="_INTERNAL_ERROR") as found, known_failures():
+        raise RuntimeError(says)
+    assert type(found.value) is kind
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from ttsv.errors import (
     BrokenContextError,
     DataError,
     DeviceError,
+    LibraryMemoryError,
     LostDeviceError,
     MachineMemoryError,
     OutOfMemoryError,
@@ -557,6 +558,22 @@ def test_too_little_memory_on_a_shared_card_is_another_thing_than_on_one_of_its_
     trainable.setup(config(tmp_path, raising(OutOfMemoryError("too large")), alone=alone) | {"gpus": gpus})
     _, final = reports(trainable)
     assert final == expected
+    trainable.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [(0.25, CrowdedReport("cuBLAS failed; it had 0.25 of a GPU")), (1, FailureReport("oom", "cuBLAS failed"))],
+)
+def test_a_process_in_which_a_library_failed_for_lack_of_memory_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, expected: Report
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, raising(LibraryMemoryError("cuBLAS failed"))) | {"gpus": gpus})
+    assert reports(trainable)[-1] == expected
+    with pytest.raises(BrokenContextError, match=f"^{UNABLE} "):
+        trainable.reset_config(config(tmp_path, good) | {"gpus": gpus})
     trainable.cleanup()
 
 
