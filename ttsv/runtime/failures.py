@@ -55,7 +55,8 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
 
 _NO_MACHINE_MEMORY = re.compile("DefaultCPUAllocator|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 _NO_MEMORY = re.compile(
-    r"CUDA (driver )?error: out of memory|CU\w+_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"(CUDA (driver )?error|Triton Error \[CUDA\]): out of memory"
+    r"|CU\w+_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
     r"|CUDA ran out of memory outside PyTorch's allocator"
 )
 """Of a library that allocates by itself, for the handles and workspaces that are not torch's."""
@@ -81,9 +82,11 @@ _SERVED = re.compile(
 _REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(INVALID_VALUE|BAD_PARAM|NOT_SUPPORTED)")
 """A call that was refused: a bug, after which the context goes on."""
 _BROKEN = re.compile(
-    r"CUDA (driver )?error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I
+    r"CUDA (driver )?error:|Triton Error \[CUDA\]:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)"
+    r"|CUFFT_(EXEC_FAILED|INTERNAL_ERROR|SETUP_FAILED)|device-side assert",
+    re.I,
 )
-_INSIDE_A_LIBRARY = re.compile(r"CU\w+_STATUS_INTERNAL_ERROR")
+_INSIDE_A_LIBRARY = re.compile(r"CU\w+_STATUS_INTERNAL_ERROR|CUFFT_(INTERNAL_ERROR|SETUP_FAILED)")
 """What a library says where it finds no memory for its own needs, and of other failures too."""
 
 
