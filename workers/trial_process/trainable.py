@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray import tune
@@ -65,6 +65,8 @@ from workers.trial_process.trial_log import trial_log
 from workers.trial_process.workplace import DroppedError, Workplace, workplace
 
 logger = logging.getLogger(__name__)
+
+_Failure = TypeVar("_Failure", bound=TrialError)
 
 _DEVICES = Path("/dev")
 _GIB = 2**30
@@ -248,27 +250,32 @@ class TrialTrainable(tune.Trainable):
     def _next_report(self) -> Report:
         try:
             return next(self._reports)
-        except DeviceError:
-            self._broken = True
-            raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
-        except OutOfMemoryError as error:
-            self._broken |= isinstance(error, LibraryMemoryError)
+        except Exception as error:
+            # What a disk refuses while that is dealt with would hide it.
+            failed = _cause(error, DeviceError)
+            self._broken = failed is not None or _cause(error, LibraryMemoryError) is not None
+            if failed is None:
+                return self._last_report(error)
+        raise failed  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
+
+    def _last_report(self, error: Exception) -> Report:
+        """What is said of a trial that ended so, and left the process to others."""
+        if isinstance(error, OutOfMemoryError):
             if self._shared and not isinstance(error, MachineMemoryError):
                 return CrowdedReport(f"{error}{self._shared}")
             return FailureReport(error.failure, str(error))
-        except MemoryError:
+        if isinstance(error, MemoryError):
             return FailureReport("oom", "the trial does not fit the machine's memory")
-        except Exception as error:
-            if trouble_of(error) is not None:
-                return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
-            if _lacks_process(error):
-                return HinderedReport(f"{socket.gethostname()} has no further thread or process now: {error}")
-            if isinstance(error, OtherDataError):
-                _show_problem(str(error))
-                return HinderedReport(str(error))
-            if isinstance(error, TrialError):
-                return FailureReport(error.failure, str(error))
-            return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
+        if trouble_of(error) is not None:
+            return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
+        if _lacks_process(error):
+            return HinderedReport(f"{socket.gethostname()} has no further thread or process now: {error}")
+        if isinstance(error, OtherDataError):
+            _show_problem(str(error))
+            return HinderedReport(str(error))
+        if isinstance(error, TrialError):
+            return FailureReport(error.failure, str(error))
+        return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
 _FETCHES, _FETCHED = (StageReport(StageProgress(stage=FETCHING, done=done, total=1), further=False) for done in (0, 1))
@@ -329,6 +336,14 @@ def _turned_away(error: DeviceError) -> Iterator[Report]:
     host, node = _here()
     yield StartedReport(host, _numbered(_cards()), node=node, hinders=True)
     raise error
+
+
+def _cause(error: BaseException, kind: type[_Failure]) -> _Failure | None:
+    """An error, or the one of which it came, that is of a kind."""
+    told: BaseException | None = error
+    while told is not None and not isinstance(told, kind):
+        told = told.__cause__ or told.__context__
+    return told
 
 
 def _lacks_process(error: Exception) -> bool:

@@ -526,6 +526,45 @@ def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
     assert f"ERROR {error.failure}: {error}" in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()
 
 
+@pytest.mark.parametrize("where", ["folder", "file"])
+@pytest.mark.parametrize("error", [BrokenContextError("a kernel failed"), LostDeviceError("the GPU is lost")])
+def test_a_gpu_that_is_gone_is_not_hidden_by_a_disk_that_fails_then(
+    trainable: TrialTrainable, tmp_path: Path, error: DeviceError, where: str
+) -> None:
+    """The data folder is unmounted meanwhile, or a file that is closed finds the disk full."""
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield made_epoch(1)
+        try:
+            raise error
+        finally:
+            if where == "file":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            data_dir.rename(tmp_path / "unmounted")
+
+    trainable.reset_config(config(tmp_path / "data", run))
+    for _ in range(2):
+        trainable.step()
+    with pytest.raises(type(error), match=str(error)):
+        trainable.step()
+    with pytest.raises(BrokenContextError, match=f"^{UNABLE} "):
+        trainable.reset_config(config(tmp_path, good))
+
+
+def test_a_library_that_failed_for_lack_of_memory_is_not_hidden_by_a_disk_that_fails_then(
+    trainable: TrialTrainable, tmp_path: Path
+) -> None:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield made_epoch(1)
+        data_dir.rename(tmp_path / "unmounted")
+        raise LibraryMemoryError("cuBLAS failed")
+
+    trainable.reset_config(config(tmp_path / "data", run))
+    assert isinstance(reports(trainable)[-1], HinderedReport)
+    with pytest.raises(BrokenContextError, match=f"^{UNABLE} "):
+        trainable.reset_config(config(tmp_path, good))
+
+
 def test_a_context_that_breaks_between_two_trials_is_not_the_next_ones_fault(
     trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
