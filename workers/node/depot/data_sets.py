@@ -6,11 +6,14 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from service.storage import copy_out, require_inside, trouble_of
 from service.storage.store import DamagedFileError, Store
 from ttsv.errors import DataError, TrialError
+
+if TYPE_CHECKING:
+    from ttsv.data.record import ContentRecord
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +112,9 @@ def _corruptions(name: str, folder: Path) -> tuple[str, dict[str, str]]:
 def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -> bool:
     """Has a data set here that is the same as the head's; whether files had to come. Others wait for it meanwhile.
 
-    What an interrupted copy left is gone on with; every file is checked, then the content. Raises `DataError` where the
-    head has none and this machine neither, `OtherDataError` where this machine has another one under the name, and
-    `OSError`.
+    What an interrupted copy left is gone on with; every file is checked, then the content. A record of the first use
+    that is cut or altered is made anew. Raises `DataError` where the head has none and this machine neither,
+    `OtherDataError` where this machine has another one under the name, and `OSError`.
     """
     from ttsv.data.catalog import own_set
     from ttsv.data.corruptions import PUBLISHED
@@ -120,22 +123,26 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
 
     folder, corrupted = data_dir / FOLDER, name in PUBLISHED
     theirs = head.data_set(name)
-    record = ContentRecord.find(name, folder)
     if isinstance(theirs, str):
-        if record is not None:
+        if ContentRecord.find(name, folder) is not None:
             return False
         host = socket.gethostname()
         fix = f"{_put(name)}, then `ttsv data sync {name}` on {host}, or try again"
         raise DataError(f"dataset = {name!r}: it is not on {host}, and the head gives none ({theirs}): {fix}")
+    hashes = {path: file.sha256 for path, file in theirs.files.items()}
+    record = _readable_record(name, folder)
     if record is not None and record.sha256 != theirs.sha256:
-        # The path alone may be the head's, too: whoever reads this there must not remove the right set.
-        host = socket.gethostname()
-        raise OtherDataError(
-            f"dataset = {name!r}: on {host} its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: "
-            f"results would not be comparable; on {host}, and not on the head, remove {record.path} and the set's "
-            f"files, then run `ttsv data sync {name}` there"
-        )
-    whole = record is not None and _whole(theirs, folder, read=corrupted)
+        if not (record.files.keys() <= hashes.keys() and _whole(theirs, folder, read=True)):
+            # The path alone may be the head's, too: whoever reads this there must not remove the right set.
+            host = socket.gethostname()
+            raise OtherDataError(
+                f"dataset = {name!r}: on {host} its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: "
+                f"results would not be comparable; on {host}, and not on the head, remove {record.path} and the set's "
+                f"files, then run `ttsv data sync {name}` there"
+            )
+        logger.warning("%s is not that of the set's files, which are the head's: it is made anew", record.path)
+        record = None
+    whole = record is not None and record.files == hashes and _whole(theirs, folder, read=corrupted)
     if whole and (corrupted or find_shared(name, folder) is not None):
         return False
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +158,6 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
         except OSError as error:
             failed = error
         else:
-            hashes = {path: file.sha256 for path, file in theirs.files.items()}
             if record is None or record.files != hashes:  # the same content may be packed anew
                 ContentRecord.make(name, folder, theirs.sha256, hashes)
     # Raised only here, it comes of no error of the disk: for one of those a trial would be tried again and again.
@@ -167,6 +173,17 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
                 f"dataset = {name!r}: on {socket.gethostname()}, and not on the head: {error}"
             ) from error
     return came
+
+
+def _readable_record(name: str, folder: Path) -> "ContentRecord | None":
+    """The record of a set's first use; None where there is none, or one that is cut or altered."""
+    from ttsv.data.record import ContentRecord
+
+    try:
+        return ContentRecord.find(name, folder)
+    except DataError as error:
+        logger.warning("the record of %s is made anew, as the head's: %s", name, error)
+        return None
 
 
 def bring_baseline(dataset: str, data_dir: Path, head: Store) -> None:

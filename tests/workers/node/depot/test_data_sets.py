@@ -1,8 +1,10 @@
 """Data sets of a node: the head's, brought once and checked, or refused in words."""
 
 import errno
+import json
 import os
 import pickle
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -51,6 +53,11 @@ def save(data_dir: Path, seed: int = 0, count: int = 3000) -> int:
     images = np.random.default_rng(seed).integers(0, 256, (count, 3, 20, 20), np.uint8)
     np.savez(data_dir / "datasets" / "mine.npz", x_train=images, y_train=np.arange(count) % 3)
     return (data_dir / "datasets" / "mine.npz").stat().st_size
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    """What a disk makes of it that loses a bit."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def quiet(file: str, done: int, total: int | None) -> None:
@@ -109,6 +116,46 @@ def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
     assert str(caught.value).startswith(f"dataset = 'npz:mine': on {host} its content has SHA-256 ")
     words = f"on {host}, and not on the head, remove {record} and the set's files, then run `ttsv data sync npz:mine`"
     assert words in str(caught.value), "whoever reads it on the head removes nothing there"
+
+
+@pytest.mark.parametrize("where", ["whole", "content", "file", "name"])
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_record_damaged_here_is_made_anew(head: Head, node: Path, where: str, copied: bool) -> None:
+    """The head says what the files are, and they are that; whether they have been read since, or the copy is gone."""
+    bring_data_set("npz:mine", node, head, quiet)
+    place, read = node / "datasets/npz-mine.sha256.json", head.bytes_read
+    record = place.read_bytes()
+    (digest,) = json.loads(record)["files"].values()
+    what = {
+        "whole": b"{",
+        "content": json.loads(record)["sha256"].encode(),
+        "file": digest.encode(),
+        "name": b"mine.npz",
+    }
+    place.write_bytes(flipped(record, record.index(what[where])))
+    if not copied:
+        shutil.rmtree(node / "datasets/cache")
+    assert not bring_data_set("npz:mine", node, head, quiet)
+    assert place.read_bytes() == record
+    assert head.bytes_read == read
+    assert load_dataset("npz:mine", node).sha256 == load_dataset("npz:mine", head.root).sha256
+
+
+def test_a_set_used_here_that_has_more_than_the_heads_keeps_its_record(head: Head, node: Path) -> None:
+    from PIL import Image
+
+    pets = head.root / "datasets/pets/train"
+    for number in range(20):
+        folder = pets / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4), number, np.uint8)).save(folder / f"{number}.png")
+    shutil.copytree(head.root / "datasets/pets", node / "datasets/pets")
+    Image.fromarray(np.full((4, 4), 99, np.uint8)).save(node / "datasets/pets/train/a/more.png")
+    load_dataset("folder:pets", node)
+    record = (node / "datasets/folder-pets.sha256.json").read_bytes()
+    with pytest.raises(OtherDataError, match="its content has SHA-256"):
+        bring_data_set("folder:pets", node, head, quiet)
+    assert (node / "datasets/folder-pets.sha256.json").read_bytes() == record
 
 
 def test_the_same_content_in_other_files_is_brought_and_goes_on(head: Head, node: Path) -> None:
@@ -173,9 +220,19 @@ def test_embedded_sets_need_no_files(head: Head, node: Path) -> None:
     assert not bring_data_set("digits", node, head, quiet)
     assert head.bytes_read == 0
     record = node / "datasets" / "digits.sha256.json"
-    record.write_text(record.read_text().replace('"sha256": "', '"sha256": "0'))
-    with pytest.raises(DataError, match="dataset = 'digits'"):
-        bring_data_set("digits", node, head, quiet)
+    was = record.read_text()
+    record.write_text(was.replace('"sha256": "', '"sha256": "0'))
+    assert not bring_data_set("digits", node, head, quiet)
+    assert record.read_text() == was
+
+
+def test_another_content_of_an_embedded_set_is_refused(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no files to be compared: what is read here is."""
+    load_dataset("digits", node)
+    monkeypatch.setattr(head, "data_set", lambda name: DataSetFiles(name, "0" * 64, {}))
+    for _ in range(2):
+        with pytest.raises(OtherDataError, match=r"dataset = 'digits': .* the content has SHA-256 "):
+            bring_data_set("digits", node, head, quiet)
 
 
 def test_folders_of_images(head: Head, node: Path) -> None:
@@ -208,6 +265,11 @@ def test_corrupted_images(head: Head, node: Path, monkeypatch: pytest.MonkeyPatc
     assert record == (node / "datasets/CIFAR-10-C.sha256.json").read_text(), "as at the first use of either"
     read = head.bytes_read
     assert not bring_data_set("CIFAR-10-C", node, head, quiet)
+    for key in ("sha256", "snow.npy"):
+        damaged = node / "datasets/CIFAR-10-C.sha256.json"
+        damaged.write_bytes(flipped(record.encode(), record.index(f'{key}": "') + len(key) + 4))
+        assert not bring_data_set("CIFAR-10-C", node, head, quiet)
+        assert damaged.read_text() == record
     assert head.bytes_read == read
     spoilt = node / "datasets/CIFAR-10-C/snow.npy"
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
