@@ -143,7 +143,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
         logger.warning("%s is not that of the set's files, which are the head's: it is made anew", record.path)
         record = None
     whole = record is not None and record.files == hashes and _whole(theirs, folder, read=corrupted)
-    if whole and (corrupted or find_shared(name, folder) is not None):
+    # A copy that is not what was written is made anew of the files: of these more than the size has to be the head's.
+    if whole and (corrupted or find_shared(name, folder, whole=True) is not None):
         return False
     folder.mkdir(parents=True, exist_ok=True)
     failed: Exception | None = None

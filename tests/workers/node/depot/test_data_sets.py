@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from service.storage import Folder, trouble_of
-from ttsv.data import load_dataset
+from ttsv.data import load_dataset, shared
 from ttsv.errors import DataError
 from workers.node.depot import data_sets
 from workers.node.depot.data_sets import (
@@ -116,6 +116,24 @@ def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
     assert str(caught.value).startswith(f"dataset = 'npz:mine': on {host} its content has SHA-256 ")
     words = f"on {host}, and not on the head, remove {record} and the set's files, then run `ttsv data sync npz:mine`"
     assert words in str(caught.value), "whoever reads it on the head removes nothing there"
+
+
+def test_a_file_damaged_here_is_brought_again_once_its_copy_is_damaged_too(
+    head: Head, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a disk, which leaves size and times as they were: the trial that needs a copy would find the file wrong."""
+    bring_data_set("npz:mine", node, head, quiet)
+    file = node / "datasets/mine.npz"
+    (copy,) = (node / "datasets/cache").glob("*/images.npy")
+    stamps = {path: shared._stamp(path) for path in (file, copy)}
+    stamp = shared._stamp
+    monkeypatch.setattr(shared, "_stamp", lambda path: stamps.get(path) or stamp(path))
+    for path in (file, copy):
+        path.chmod(0o644)
+        path.write_bytes(flipped(path.read_bytes(), 5000))
+    assert bring_data_set("npz:mine", node, head, quiet)
+    assert load_dataset("npz:mine", node).sha256 == load_dataset("npz:mine", head.root).sha256
+    assert file.read_bytes() == (head.root / "datasets/mine.npz").read_bytes()
 
 
 @pytest.mark.parametrize("where", ["whole", "content", "file", "name"])
