@@ -158,11 +158,19 @@ def own_folder(prefix: str) -> Path:
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        (folder / _OWNER).write_text(json.dumps(identity()))
+        _sign(folder)
     except OSError:  # such as for want of room on the disk: nobody could tell whose it was
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def keep_owned(folder: Path) -> None:
+    """Has `ownerless` know a folder of this process for longer than old temporary files are kept. Raises `OSError`."""
+    try:
+        os.utime(folder / _OWNER)
+    except FileNotFoundError:  # as where the machine slept for days
+        _sign(folder)
 
 
 def owned(prefix: str) -> list[Path]:
@@ -173,6 +181,10 @@ def owned(prefix: str) -> list[Path]:
 def ownerless(prefix: str) -> list[Path]:
     """The folders of processes, of this user, that died without a chance to remove them."""
     return [folder for folder, dead in _folders(prefix) if dead]
+
+
+def _sign(folder: Path) -> None:
+    (folder / _OWNER).write_text(json.dumps(identity()))
 
 
 def _folders(prefix: str) -> Iterator[tuple[Path, bool]]:

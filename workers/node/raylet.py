@@ -18,7 +18,7 @@ import psutil
 
 from workers.node.machine import usable_instructions, without_settings
 from workers.node.mps import Mps, remove_daemons
-from workers.node.processes import kill_session, own_folder, ownerless, spawn
+from workers.node.processes import keep_owned, kill_session, own_folder, ownerless, spawn
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +262,7 @@ def _after(word: str, command: list[str]) -> str:
 def _keep_clear(folder: Path, over: threading.Event) -> None:
     while not over.wait(_CLEAR_SECONDS):
         try:
+            keep_owned(folder)
             clear(folder)
         except Exception:  # whatever goes wrong with it, the node stays
             logger.exception("%s cannot be cleared", folder)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from service.database.experiments import ProcessIdentity
-from workers.node.processes import heard, identity, is_dead, own_folder, spawn, stop
+from workers.node.processes import heard, identity, is_dead, keep_owned, own_folder, owned, spawn, stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
 
@@ -100,6 +100,22 @@ def test_a_folder_of_its_own_that_has_no_room_is_not_left(tmp_path: Path, monkey
     with pytest.raises(OSError, match="No space left"):
         own_folder("ttsv-ray-")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_folder_that_is_kept_is_known_as_its_owners_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """What clears temporary files takes those that nobody touched for days, and may have been there first."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = own_folder("ttsv-ray-")
+    (owner,) = folder.iterdir()
+    os.utime(owner, (0, 0))
+    if taken:
+        owner.unlink()
+    keep_owned(folder)
+    assert owner.stat().st_mtime > time.time() - 60
+    assert owned("ttsv-ray-") == [folder]
 
 
 class TestHeard:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from workers.node import raylet
-from workers.node.processes import spawn
+from workers.node.processes import own_folder, spawn
 from workers.node.raylet import _RAY, SETTLED_SECONDS, RayProcess, clear
 
 SLEEPS = "import time; time.sleep(60)"
@@ -67,6 +67,18 @@ def test_what_nobody_needs_goes(tmp_path: Path, start: Start) -> None:
     assert names(session / "artifacts") == [f"2026-11-28_10-42-5{number}" for number in (1, 2, 3)]
     assert names(logs) == ["gcs_server.out", "raylet.out", "worker-new.out"]
     clear(tmp_path / "nothing")
+
+
+def test_its_folder_stays_known_as_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what clears temporary files would take that, and nobody the folder of a worker that was killed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(raylet, "_CLEAR_SECONDS", 0.01)
+    over = threading.Event()
+    monkeypatch.setattr(raylet, "clear", lambda folder: over.set())
+    folder = own_folder(raylet.PREFIX)
+    aged(folder, 9 * 86400)
+    raylet._keep_clear(folder, over)
+    assert (folder / "owner.json").stat().st_mtime > time.time() - 60
 
 
 def test_without_a_thread_to_look_after_it_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
