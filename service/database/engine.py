@@ -151,6 +151,14 @@ def keeps_wal() -> bool:
     return bool(sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL)
 
 
+def shown(url: URL) -> str:
+    """A database as it may be shown: SQLite's by its file, PostgreSQL's by its URL without a password."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    plain = url.set(drivername=url.get_backend_name()).difference_update_query(["password", "sslpassword"])
+    return plain.render_as_string(hide_password=True)
+
+
 def is_postgres(session: Session) -> bool:
     """Whether the session's database is PostgreSQL."""
     return session.get_bind().dialect.name == "postgresql"

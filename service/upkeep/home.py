@@ -7,18 +7,21 @@ worker of a database without a mark is believed.
 import errno
 import logging
 import socket
+from pathlib import Path
 
-from sqlalchemy import inspect
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import inspect, select
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from service.database import Home
-from service.database.engine import Database
+from service.database import Experiment, Home
+from service.database.engine import Database, shown
 from service.errors import UserError
 from service.settings import Settings
 from service.storage import MARKER, SETTING, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
 from service.storage.attempts import TRIALS
 from service.upkeep.files import DataFolder
+from service.upkeep.places import NUMBER
+from service.upkeep.rows import counters
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,63 @@ def link_problem(settings: Settings) -> str | None:
         f"{folder} is a link, and no file behind a link is given out: mount the disk there (mount --bind), or move the "
         "data folder to it and let TTSV_DATA_DIR name that"
     )
+
+
+def refuse_lost(database: Database, settings: Settings) -> None:
+    """Raises `UserError` where trials left files here, and the database never had one (`lost_problem`)."""
+    try:
+        problem = lost_problem(settings, None if _is_absent(database) else database)
+    except OperationalError:  # it is away: the API says so until it is back
+        return
+    except OSError as error:
+        logger.warning("whether the files of trials are of this database cannot be told: %s", error)
+        return
+    if problem is not None:
+        raise UserError(problem)
+
+
+def lost_problem(settings: Settings, database: Database | None) -> str | None:
+    """Why the files of trials here are of another database; None where they need not be. `database`: None: no file yet.
+
+    In a database that never had an experiment numbers begin at 1, and trials write into the folders that are there.
+    Raises `OSError` where these cannot be read, `DBAPIError` where the database does not answer.
+    """
+    if (database is not None and _has_begun(database)) or (place := _used(settings)) is None:
+        return None
+    there = "is not there" if database is None else "has never had an experiment"
+    return (
+        f"the database {shown(settings.url)} {there}, and trials have left files in {place}, among which those of new "
+        "trials would be. Let TTSV_DATABASE_URL and TTSV_DATA_DIR name what belongs together; restore the database by "
+        f"`ttsv restore --force FILE`, from a backup; or move {place} aside, to begin anew"
+    )
+
+
+def _is_absent(database: Database) -> bool:
+    """Whether it is a file that is yet to be made, as whoever connects would do."""
+    url = database.engine.url
+    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
+
+
+def _has_begun(database: Database) -> bool:
+    """Whether it has, or ever had, an experiment."""
+    with database.read() as session:
+        connection, name = session.connection(), Experiment.__tablename__
+        if not inspect(connection).has_table(name):
+            return False
+        there = session.scalar(select(Experiment.id).limit(1)) is not None
+        return there or counters(connection, [name]).get(name, 0) > 0
+
+
+def _used(settings: Settings) -> str | None:
+    """Where trials have left files, as people know it: the data folder is read, too, where a store keeps them."""
+    if any(map(NUMBER.fullmatch, Folder(settings.data_dir).folders(TRIALS))):
+        return str(settings.data_dir / TRIALS)
+    storage = settings.storage
+    if storage is None or ("://" in storage and bucket_problem(storage) is not None):  # which others tell
+        return None
+    if any(map(NUMBER.fullmatch, open_kept(settings.data_dir, storage).folders(TRIALS))):
+        return f"{without_secrets(storage)}/{TRIALS}"
+    return None
 
 
 def move_here(database: Database, settings: Settings) -> str:

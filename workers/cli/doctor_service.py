@@ -51,6 +51,7 @@ _SCHEMA_PATIENCE = 30.0
 _settings, _disk, _database, _workers, _clock, _api = map(
     Check, ("settings", "disk", "database", "workers", "clock", "api")
 )
+_RESTORE = "ttsv restore --force FILE  # a backup; docs/backup.md"
 _CLOCK_MEND = "sudo timedatectl set-ntp true"
 
 
@@ -132,10 +133,12 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
         file = _sqlite_file(settings)
     except (OSError, UnicodeDecodeError):  # of the password, which the settings' check tells
         return []
-    if file is not None and (refused := _unsafe(file)):
+    if file is not None and (refused := _unsafe(file, settings)):
         return [refused]
     try:
         with closing(Database(settings.url)) as database:
+            if (lost := _lost(settings, database)) is not None:
+                return [lost]
             fault = fault_of(database)
             if fault is not None:
                 says, _, command = fault.partition(": run ")
@@ -157,7 +160,7 @@ def _sqlite_file(settings: "Settings") -> Path | None:
     return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
-def _unsafe(file: Path) -> Finding | None:
+def _unsafe(file: Path, settings: "Settings") -> Finding | None:
     """Why a file is not opened: there is none, and a look would make it; or to open it could do harm."""
     from service.database.engine import keeps_wal, sqlite_driver
 
@@ -165,13 +168,26 @@ def _unsafe(file: Path) -> Finding | None:
         with file.open("rb") as opened:
             header = opened.read(_WAL_BYTE + 1)
     except FileNotFoundError:
-        return _database.warning(f"there is none yet: {file} will be made", "ttsv migrate  # as `ttsv serve` does")
+        none = _database.warning(f"there is none yet: {file} will be made", "ttsv migrate  # as `ttsv serve` does")
+        return _lost(settings, None) or none
     except OSError as error:
         return _database.wrong(f"{file} cannot be read: {error.strerror}", f"ls -l {quote(str(file))}")
     if header[_WAL_BYTE:] == bytes([_WAL]) and not keeps_wal():
         says = f"{file} has a write-ahead log, which SQLite {sqlite_driver.sqlite_version} can corrupt"
         return _database.wrong(says, "pip install pysqlite3  # SQLite of 3.51.3 or newer")
     return None
+
+
+def _lost(settings: "Settings", database: "Database | None") -> Finding | None:
+    """Whether a new database, or one that is yet to be made, has the place of one whose trials left files."""
+    from service.upkeep.home import lost_problem
+
+    try:
+        problem = lost_problem(settings, database)
+    except OSError as error:
+        says = f"whether files of trials are of this database cannot be told: {error}"
+        return _disk.wrong(says, f"ls -ld {quote(str(settings.data_dir))}/trials")
+    return None if problem is None else _database.wrong(problem, _RESTORE)
 
 
 def _reaching(settings: "Settings", file: Path | None) -> str:
@@ -194,7 +210,7 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
         broken = damage(session) if deep else None
         locked = lacks_secret(session, settings.data_dir)
     if broken is not None:
-        yield _database.wrong(f"{file} is damaged: {broken}", "ttsv restore --force FILE  # a backup; docs/backup.md")
+        yield _database.wrong(f"{file} is damaged: {broken}", _RESTORE)
     if not database.takes_writes():
         mend = "psql --command 'SHOW default_transaction_read_only'"
         if file is not None:

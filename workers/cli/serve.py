@@ -46,7 +46,7 @@ def migrate(
     """Bring the database to the newest schema."""
     from service.database.engine import Database
     from service.settings import Settings
-    from service.upkeep.home import move_here
+    from service.upkeep.home import move_here, refuse_lost
     from service.upkeep.migrate import migrate as run
     from service.upkeep.migrate import newest
     from service.upkeep.restore import refuse_half_restored
@@ -54,6 +54,7 @@ def migrate(
     settings = Settings()
     refuse_half_restored(settings)
     with closing(Database(settings.url)) as database:
+        refuse_lost(database, settings)
         run(database)
         typer.echo(f"the database is at revision {newest()}")
         if here:
@@ -72,7 +73,7 @@ def api(
     from service.database.engine import Database
     from service.settings import Settings
     from service.settings.logs import configure_logging
-    from service.upkeep.home import refuse_link, settle
+    from service.upkeep.home import refuse_link, refuse_lost, settle
     from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
 
@@ -84,6 +85,7 @@ def api(
         refuse_unmigrated(database, newer=False)
         refuse_without_keys(database, settings)
         refuse_link(settings)
+        refuse_lost(database, settings)
         settle(database, settings)
     uvicorn.run(
         "service.main:application",
@@ -118,7 +120,7 @@ def worker(
     from service.database.engine import Database
     from service.settings import Settings
     from service.settings.logs import configure_logging
-    from service.upkeep.home import refuse_elsewhere, refuse_link
+    from service.upkeep.home import refuse_elsewhere, refuse_link, refuse_lost
     from service.upkeep.migrate import refuse_unmigrated
     from service.upkeep.restore import refuse_half_restored
     from workers.worker import job_time
@@ -136,6 +138,7 @@ def worker(
     webhooks = WebhookSender(settings, database)  # says what is wrong in the settings
     refuse_unmigrated(database, newer=False)
     refuse_link(settings)
+    refuse_lost(database, settings)
     refuse_elsewhere(database, settings)
     with webhooks, Upkeep(settings, database):
         polling = Worker(settings, database, allocation=time_given)

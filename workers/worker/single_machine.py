@@ -19,6 +19,7 @@ from service.database.outages import Backoff
 from service.errors import UserError
 from service.settings import Settings
 from service.settings.logs import errors_in
+from service.upkeep.home import refuse_lost
 from service.upkeep.migrate import migrate
 from service.upkeep.restore import refuse_half_restored
 from workers.node.processes import spawn, stop
@@ -121,6 +122,7 @@ class LocalStack:
         self.settings.refuse_open_network()
         refuse_half_restored(self.settings)
         with closing(Database(self.settings.url)) as database:
+            refuse_lost(database, self.settings)
             migrate(database)
             refuse_without_keys(database, self.settings)
         self._socket = self._listen()

@@ -9,17 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from service.database import Home
-from service.database.engine import Database
+from service.database import Experiment, Home
+from service.database.engine import Database, shown
 from service.errors import UserError
+from service.experiments import submission
+from service.experiments.submission import Draft
 from service.settings import Settings
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.storage import MARKER
 from service.upkeep import home
-from service.upkeep.home import move_here, problem_of, refuse_elsewhere, refuse_link, settle
+from service.upkeep.home import move_here, problem_of, refuse_elsewhere, refuse_link, refuse_lost, settle
 from service.upkeep.migrate import migrate
 from workers.cli.__main__ import app
 
@@ -46,6 +50,53 @@ def test_a_linked_folder_of_trials_is_refused(at: At) -> None:
     with pytest.raises(UserError, match=r"trials is a link, .* mount the disk there"):
         refuse_link(settings)
     refuse_link(settings.model_copy(update={"storage": str(settings.data_dir / "store")}))
+
+
+class TestALostDatabase:
+    """Numbers begin at 1 in a new one: its trials would write into the folders of those that were."""
+
+    def test_a_new_one_beside_files_of_trials(self, database: Database, at: At, tmp_path: Path) -> None:
+        settings = at("api")
+        for name in ("datasets/mine", "trials", "trials/lost+found"):
+            (settings.data_dir / name).mkdir(parents=True)
+        (settings.data_dir / "key-secret").write_bytes(b"s")
+        refuse_lost(database, settings)
+        stored = settings.model_copy(update={"storage": str(tmp_path / "store")})
+        (tmp_path / "store/trials/7/1").mkdir(parents=True)
+        with pytest.raises(UserError, match=rf"left files in {tmp_path}/store/trials"):
+            refuse_lost(database, stored)
+        (settings.data_dir / "trials/1/1").mkdir(parents=True)
+        for here in (settings, stored):
+            with pytest.raises(UserError, match="has never had an experiment") as refused:
+                refuse_lost(database, here)
+            words = str(refused.value)
+            assert "`ttsv restore --force FILE`" in words
+            assert f"move {settings.data_dir}/trials aside" in words
+            assert shown(database.engine.url) in words
+
+    def test_one_that_had_an_experiment(self, database: Database, at: At) -> None:
+        (at("api").data_dir / "trials/1/1").mkdir(parents=True)
+        spec = ExperimentSpec.model_validate({"name": "grid", "base": {"dataset": "digits", "model": "small-cnn"}})
+        draft = Draft(spec, expand_grid(spec, max_trials=10))
+        database.write(lambda session: submission.submit(session, draft))
+        refuse_lost(database, at("api"))
+        database.write(lambda session: session.execute(delete(Experiment)))
+        refuse_lost(database, at("api"))  # what is left of what was deleted
+
+    def test_one_that_cannot_be_looked_at(
+        self, database: Database, at: At, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def away() -> None:
+            raise OperationalError("SELECT", {}, Exception("away"))
+
+        trials = at("api").data_dir / "trials"
+        trials.symlink_to(trials)
+        refuse_lost(database, at("api"))
+        assert "cannot be told" in caplog.text
+        trials.unlink()
+        (trials / "1").mkdir(parents=True)
+        monkeypatch.setattr(database, "read", away)
+        refuse_lost(database, at("api"))
 
 
 class TestFolders:
@@ -220,3 +271,23 @@ class TestCommands:
         assert f"the files of trials are in {at('elsewhere').data_dir} on " in says
         monkeypatch.setattr("uvicorn.run", lambda *_, **__: None)
         assert ttsv("api")[0] == 0
+
+    @pytest.mark.parametrize("emptied", [False, True])
+    def test_nothing_is_made_beside_the_files_of_a_lost_database(
+        self, emptied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data = tmp_path / "lost"
+        (data / "trials/1/1").mkdir(parents=True)
+        if emptied:
+            (data / "ttsv.db").touch()
+        monkeypatch.setenv("TTSV_DATA_DIR", str(data))
+        before = sorted(data.rglob("*"))
+        for command in (["migrate"], ["migrate", "--here"], ["serve", "--port", "0"]):
+            done = CliRunner().invoke(app, command)
+            assert (done.exit_code, "aside, to begin anew" in done.output) == (1, True), done.output
+            assert sorted(data.rglob("*")) == before or emptied
+        (data / "trials").rename(tmp_path / "aside")
+        assert CliRunner().invoke(app, ["migrate"]).exit_code == 0
+        (tmp_path / "aside").rename(data / "trials")
+        for name in ("api", "worker"):
+            assert "has never had an experiment" in CliRunner().invoke(app, [name]).output

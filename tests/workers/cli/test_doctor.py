@@ -370,6 +370,24 @@ class TestDatabase:
         is_warning(self.look(settings), "there is none yet", "ttsv migrate")
         assert not (machine / "data").exists()
 
+    def test_it_is_lost_and_the_files_of_its_trials_are_not(self, lab: Settings, machine: Path) -> None:
+        (machine / "data/trials").mkdir(parents=True)
+        none = Settings(data_dir=machine / "data")
+        is_warning(self.look(none), "there is none yet", "ttsv migrate")
+        (machine / "data/trials/1").mkdir()
+        says = f"trials have left files in {machine}/data/trials"
+        is_wrong(self.look(none), f"{machine}/data/ttsv.db is not there, and {says}", "ttsv restore --force FILE")
+        assert not (machine / "data/ttsv.db").exists()
+        elsewhere = Settings(data_dir=machine / "data", database_url=str(lab.url))
+        is_wrong(self.look(elsewhere), f"has never had an experiment, and {says}", "ttsv restore --force FILE")
+        (machine / "data/trials").rename(machine / "data/aside")
+        (machine / "data/trials").write_text("")
+        is_warning(self.look(none), "there is none yet", "ttsv migrate")
+
+    def test_whether_it_is_lost_cannot_be_told(self, machine: Path) -> None:
+        (machine / "trials").symlink_to("trials")
+        is_wrong(self.look(Settings(data_dir=machine)), "of this database cannot be told", f"ls -ld {machine}/trials")
+
     def test_a_restore_was_cut_short(self, machine: Path, lab: Settings) -> None:
         (machine / "restore.json").write_text("{}")
         for settings in (lab, Settings(data_dir=machine)):
