@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from service.api.http.dependencies import Config, Db
 from service.api.http.examples import Example, shown
-from service.database.engine import Database
+from service.database.engine import Database, is_damaged
 from service.experiments import store
 from service.queue import nodes
 from service.schemas.service import Liveness, Readiness
@@ -63,6 +63,8 @@ def ready(response: Response, database: Db, settings: Config) -> Readiness:
         fix = "does it run, and was `ttsv migrate` run?"
         if "unable to open database file" in str(error.orig):  # SQLite's
             fix = "its file must be there, and its folder and the disk under it writable"
+        if is_damaged(error):
+            fix = "it is damaged, and `ttsv restore --force FILE` puts a backup in its place"
         checks["database"] = f"{type(error.orig).__name__}: {fix}"
     free = shutil.disk_usage(settings.data_dir).free
     if free < LEAST_FREE_BYTES:

@@ -9,7 +9,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from select import POLLIN, poll
-from sqlite3 import SQLITE_BUSY, SQLITE_FULL, SQLITE_READONLY
+from sqlite3 import SQLITE_BUSY, SQLITE_CORRUPT, SQLITE_FULL, SQLITE_NOTADB, SQLITE_READONLY
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -220,6 +220,16 @@ def is_read_only(error: Exception) -> bool:
     cause = getattr(error, "orig", None)
     read_only = getattr(cause, "sqlite_errorcode", 0) & 0xFF == SQLITE_READONLY
     return read_only or getattr(cause, "sqlstate", None) == _READ_ONLY_TRANSACTION
+
+
+def is_damaged(error: Exception) -> bool:
+    """Whether what SQLite finds in its file is no database, or no whole one."""
+    return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF in (SQLITE_CORRUPT, SQLITE_NOTADB)
+
+
+def said_by(error: Exception) -> str:
+    """What the database itself says of an error, in a line."""
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
 
 def changed_rows(session: Session, change: UpdateBase, parameters: Mapping[str, object] | None = None) -> int:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Home
-from service.database.engine import Database, shown
+from service.database.engine import Database, is_damaged, said_by, shown
 from service.errors import UserError
 from service.settings import Settings
 from service.storage import MARKER, SETTING, Folder, bucket_problem, mark_of, marked, open_kept, without_secrets
@@ -43,7 +43,7 @@ def settle(database: Database, settings: Settings) -> None:
         if (home is None or into_store) and _answers(settings):
             _write(database, settings, over=into_store)
     except (DBAPIError, OSError) as error:
-        logger.warning("where the files of trials are cannot be noted now: %s", error)
+        logger.warning("where the files of trials are cannot be noted now: %s", said_by(error))
     refuse_elsewhere(database, settings)
 
 
@@ -149,9 +149,9 @@ def refuse_elsewhere(database: Database, settings: Settings, *, in_doubt: bool =
             raise UserError(f"{doubt}: {error}; nothing is done") from error
         logger.warning("%s: %s", doubt, error)
     except DBAPIError as error:
-        if in_doubt:
+        if in_doubt or is_damaged(error):
             raise
-        logger.warning("%s: %s", doubt, error)
+        logger.warning("%s: %s", doubt, said_by(error))
     if problem is not None:
         raise UserError(problem)
 

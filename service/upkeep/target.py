@@ -24,7 +24,7 @@ from service.database import (
     now,
     tallies,
 )
-from service.database.engine import Database
+from service.database.engine import Database, said_by
 from service.errors import UserError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
@@ -230,7 +230,7 @@ def _load(connection: Connection, backup: Reader, journal: Journal, before: Mapp
         except (ValueError, TypeError, RecursionError, StatementError) as error:
             if isinstance(error, OperationalError):
                 raise
-            raise UserError(f"table {entry.name} of the backup: {_first_line(error)}; nothing was changed") from error
+            raise UserError(f"table {entry.name} of the backup: {said_by(error)}; nothing was changed") from error
         if count != entry.rows:
             raise UserError(f"table {entry.name} has {count} rows, the manifest says {entry.rows}; nothing was changed")
     bring_up(connection)
@@ -247,10 +247,6 @@ def _load(connection: Connection, backup: Reader, journal: Journal, before: Mapp
         requeued = _fence_off(session, datetime.fromisoformat(manifest.made_at))
         session.commit()
     return requeued
-
-
-def _first_line(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
 
 def _fence_off(session: Session, made_at: datetime) -> int:

@@ -103,6 +103,33 @@ class TestUnmigrated:
         away.close()
 
 
+class TestADatabaseThatFails:
+    @pytest.mark.parametrize("command", [*COMMANDS, ("backup", "lab.backup"), ("prune", "--best", "0", "--yes")])
+    def test_a_damaged_one_is_named_with_what_mends_it(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        file = tmp_path / "ttsv.db"
+        file.write_bytes(b"no database, and long enough to be read as one" * 100)
+        line = said(command, TTSV_DATA_DIR=str(tmp_path))
+        says = f"ttsv: the database {file}: file is not a database: it is damaged; `ttsv restore --force FILE` puts"
+        assert line.startswith(says)
+
+    def test_the_disk_of_a_full_one_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(database: Database) -> None:
+            with database.writer.connect() as connection:
+                connection.exec_driver_sql("PRAGMA max_page_count=1")
+                connection.exec_driver_sql("CREATE TABLE x AS SELECT randomblob(10000)")
+
+        monkeypatch.setattr("service.upkeep.migrate.migrate", full)
+        says = f"the database {tmp_path}/ttsv.db: database or disk is full: make room on the disk of {tmp_path}"
+        assert said(("migrate",), TTSV_DATA_DIR=str(tmp_path)) == f"ttsv: {says}"
+
+    def test_one_that_does_not_answer_is_named_without_its_password(self, tmp_path: Path) -> None:
+        url = f"postgresql://me:secret@/lab?host={tmp_path}&password=secret"
+        line = said(("migrate",), TTSV_DATABASE_URL=url, TTSV_DATA_DIR=str(tmp_path))
+        assert line.startswith("ttsv: the database postgresql://me:***@/lab?host=")
+        assert "secret" not in line
+        assert "psycopg" not in line
+
+
 class TestDatabaseUrl:
     @pytest.mark.parametrize(
         "url",

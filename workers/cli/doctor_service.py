@@ -119,7 +119,7 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
     """Database, workers and the database's clock; what is found in it only where it answers and is migrated."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from service.database.engine import Database
+    from service.database.engine import Database, is_damaged, said_by
     from service.errors import UserError
     from service.upkeep.migrate import fault_of
     from service.upkeep.restore import refuse_half_restored
@@ -151,7 +151,9 @@ def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
     except UserError as error:
         return [_database.wrong(str(error), "export TTSV_DATA_DIR=/a/folder/that/can/be/written")]
     except SQLAlchemyError as error:
-        return [_database.wrong(f"it does not answer: {str(error).partition(chr(10))[0]}", _reaching(settings, file))]
+        if is_damaged(error):
+            return [_database.wrong(f"{file} is damaged: {said_by(error)}", _RESTORE)]
+        return [_database.wrong(f"it does not answer: {said_by(error)}", _reaching(settings, file))]
 
 
 def _sqlite_file(settings: "Settings") -> Path | None:
@@ -448,6 +450,8 @@ def _unready(check: str, says: str) -> str:
         return f"ttsv migrate  {where}"
     if check == "disk":
         return f"du --human-readable --max-depth 1 {folder}  {where}: what takes the room"
+    if check == "database" and "is damaged" in says:
+        return f"{_RESTORE}; {where[2:]}"
     if check == "database" and says.startswith("read-only"):
         return (
             f"df {folder} && ls -l {folder}  {where}; PostgreSQL: psql --command 'SHOW default_transaction_read_only'"

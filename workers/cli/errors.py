@@ -7,6 +7,7 @@
 import os
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 import typer
@@ -54,6 +55,20 @@ def _message(error: Exception) -> str | None:
         return "; ".join(f"{name}{message}" for name, message in named)
     from sqlalchemy.exc import SQLAlchemyError
 
-    if isinstance(error, SQLAlchemyError):
-        return f"the database at TTSV_DATABASE_URL: {str(error).partition(chr(10))[0]}"
-    return None
+    return _of_database(error) if isinstance(error, SQLAlchemyError) else None
+
+
+def _of_database(error: Exception) -> str:
+    """Which database it is, what it says, and what mends that."""
+    from service.database.engine import is_damaged, is_full, said_by, shown
+    from service.settings import Settings
+
+    url = Settings().url
+    says = f"the database {shown(url)}: {said_by(error)}"
+    if is_damaged(error):
+        return f"{says}: it is damaged; `ttsv restore --force FILE` puts a backup in its place (docs/backup.md)"
+    if is_full(error):
+        sqlite = url.get_backend_name() == "sqlite"
+        disk = f"the disk of {Path(str(url.database)).absolute().parent}" if sqlite else "its server's disk"
+        return f"{says}: make room on {disk}"
+    return says

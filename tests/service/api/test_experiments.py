@@ -554,6 +554,12 @@ class TestHealth:
             assert api.get("/livez").status_code == 200
             assert problem(api.get("/v1/experiments"), 503)
 
+    def test_not_ready_on_a_damaged_file(self, tmp_path: Path) -> None:
+        (tmp_path / "ttsv.db").write_bytes(b"no database, and long enough to be read as one" * 100)
+        with TestClient(create_app(Settings(data_dir=tmp_path, host="127.0.0.1"))) as api:
+            says = api.get("/readyz").json()["checks"]["database"]
+        assert says == "DatabaseError: it is damaged, and `ttsv restore --force FILE` puts a backup in its place"
+
     def test_not_ready_at_another_revision(self, api: TestClient, database: Database) -> None:
         from sqlalchemy import text
 

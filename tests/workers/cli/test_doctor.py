@@ -411,7 +411,8 @@ class TestDatabase:
 
     def test_it_is_no_database(self, machine: Path) -> None:
         (machine / "ttsv.db").write_bytes(b"not a database, but long enough to be read as one" * 100)
-        is_wrong(self.look(Settings(data_dir=machine)), "it does not answer: ", f"ls -l {machine / 'ttsv.db'}")
+        says = f"{machine / 'ttsv.db'} is damaged: file is not a database"
+        is_wrong(self.look(Settings(data_dir=machine)), says, "ttsv restore --force FILE")
 
     def test_it_is_away(self, machine: Path) -> None:
         settings = Settings(database_url=f"postgresql://me:secret@/x?host={machine}")
