@@ -62,6 +62,13 @@ def record(session: Session, worker: str, seen: Sequence[Node]) -> None:
     session.execute(delete(ClusterNode).where(ClusterNode.seen_at < moment - FORGOTTEN_AFTER))
 
 
+def bury(session: Session, workers: Collection[str]) -> None:
+    """Takes workers that are known to be dead off the list; their nodes left when they were last seen."""
+    left = update(ClusterNode).where(ClusterNode.worker.in_(workers), ClusterNode.state == NodeState.ALIVE)
+    session.execute(left.values(state=NodeState.LEFT, left_at=ClusterNode.seen_at))
+    session.execute(delete(Worker).where(Worker.name.in_(workers)))
+
+
 def last_sign(session: Session) -> datetime | None:
     """When a node on which trials can run was last seen."""
     fits = ClusterNode.state == NodeState.ALIVE, ClusterNode.problem.is_(None)

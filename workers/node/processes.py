@@ -187,6 +187,15 @@ def _sign(folder: Path) -> None:
     (folder / _OWNER).write_text(json.dumps(identity()))
 
 
+def died(prefix: str) -> list[int]:
+    """The numbers of the processes of `ownerless` folders, but for those that another process has by now."""
+    found = []
+    for folder in ownerless(prefix):
+        with contextlib.suppress(OSError, ValueError):  # somebody else removed it
+            found.append(int(json.loads((folder / _OWNER).read_text())["pid"]))
+    return [pid for pid in found if not psutil.pid_exists(pid)]
+
+
 def _folders(prefix: str) -> Iterator[tuple[Path, bool]]:
     """Every folder with whether its owner is dead."""
     for owner in sorted(Path(tempfile.gettempdir()).glob(f"{prefix}*/{_OWNER}")):

@@ -26,8 +26,9 @@ from service.upkeep.home import problem_of
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
 from workers.node.mps import Mps
-from workers.node.processes import identity, is_dead, stop
+from workers.node.processes import died, identity, is_dead, stop
 from workers.node.pulse import beat
+from workers.node.raylet import PREFIX
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers, most_drivers
 from workers.worker.job_time import Allocation
 from workers.worker.observation import Observation
@@ -65,6 +66,8 @@ class Worker:
         self._settings, self._database = settings, database
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._identity = identity()
+        # Of neighbours that were killed; to be asked before what they left is removed.
+        self._dead = {f"{socket.gethostname()}-{pid}" for pid in died(PREFIX)} - {self.name}
         self._cpus = settings.worker_cpus or local_cpus()
         # Of a cluster that somebody else runs this machine offers no card.
         elsewhere = cluster is None and "RAY_ADDRESS" in os.environ
@@ -148,6 +151,9 @@ class Worker:
             self._greet()
             self._mind_files()
             self._reap()
+            if self._dead:  # only now: what they ran ended when they were last heard of
+                self._database.write(partial(nodes.bury, workers=self._dead))
+                self._dead.clear()
             self._share()
             self._record_nodes()  # last: whoever shares the cluster is told by having written its nodes since
         except SQLAlchemyError as error:

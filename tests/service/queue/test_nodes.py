@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from service.database import ClusterNode, now
 from service.database.engine import Database
 from service.queue import leases, nodes
+from service.queue.census import last_signs
 from service.queue.cluster import Gpu, Machine, Node, Versions, named, nodes_as_json, nodes_from_json
 from service.queue.contenders import amount, say_why
 from service.queue.nodes import AtWork
@@ -133,6 +134,19 @@ def test_nodes_of_a_killed_worker_have_left(database: Database) -> None:
     assert (row.state, row.left_at) == (NodeState.LEFT, row.seen_at)
     record(database, HEAD)
     assert states(database) == {"one": "alive"}
+
+
+def test_nodes_of_a_worker_that_is_known_to_be_dead_left_with_it(database: Database) -> None:
+    for worker in ("dead", "other"):
+        database.write(partial(leases.greet, worker=worker, cpus=4, gpus=0))
+    record(database, HEAD, worker="dead")
+    record(database, OTHER, worker="other")
+    database.write(partial(nodes.bury, workers=["dead", "unknown"]))
+    there, left = listed(database)
+    assert (there.worker, there.state) == ("other", NodeState.ALIVE)
+    assert (left.worker, left.state, left.left_at) == ("dead", NodeState.LEFT, left.seen_at)
+    with database.read() as session:
+        assert [sign.worker for sign in last_signs(session)] == ["other"]
 
 
 def test_what_left_is_forgotten_after_a_day(database: Database) -> None:

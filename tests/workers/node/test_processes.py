@@ -1,17 +1,18 @@
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from service.database.experiments import ProcessIdentity
-from workers.node.processes import heard, identity, is_dead, keep_owned, own_folder, owned, spawn, stop
+from workers.node.processes import died, heard, identity, is_dead, keep_owned, own_folder, owned, spawn, stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
 
@@ -116,6 +117,18 @@ def test_a_folder_that_is_kept_is_known_as_its_owners_however_old_it_is(
     keep_owned(folder)
     assert owner.stat().st_mtime > time.time() - 60
     assert owned("ttsv-ray-") == [folder]
+
+
+def test_whose_numbers_the_dead_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    alive, free = identity(), max(psutil.pids()) + 1000
+    assert alive is not None
+    own_folder("ttsv-ray-")
+    others: list[dict[str, Any]] = [{"pid": free}, {"pid": free + 1, "boot": "another"}, {"start": alive["start"] - 1}]
+    for number, other in enumerate(others):
+        (tmp_path / f"ttsv-ray-{number}").mkdir()
+        (tmp_path / f"ttsv-ray-{number}/owner.json").write_text(json.dumps({**alive, **other}))
+    assert died("ttsv-ray-") == [free]  # the last one's is that of another process now
 
 
 class TestHeard:

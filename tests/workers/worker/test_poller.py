@@ -8,7 +8,9 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from sqlalchemy import String, cast, select, update
 from sqlalchemy.exc import OperationalError
@@ -136,6 +139,29 @@ class TestNodes:
         assert self.states(lab) == {"one": "alive", "two": "alive"}
         rig.worker._drain()
         assert self.states(lab) == {"one": "left", "two": "left"}
+
+    def test_a_killed_neighbour_and_its_nodes_left_when_they_were_last_heard_of(
+        self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        here = identity()
+        assert here is not None
+        pid = max(psutil.pids()) + 1000
+        (tmp_path / "ttsv-ray-x").mkdir()
+        (tmp_path / "ttsv-ray-x/owner.json").write_text(json.dumps({**here, "pid": pid}))
+        killed, heard = f"{socket.gethostname()}-{pid}", now() - timedelta(seconds=20)
+        experiment_id = lab.post([0])
+        _claim(lab, killed, {**here, "pid": pid})
+        lab.database.write(lambda session: nodes.record(session, killed, [self.NODE]))
+        lab.database.write(lambda session: session.add(WorkerRow(name=killed, cpus=1, gpus=0, seen_at=heard)))
+        rig = Rig(lab, SLEEP, lease_seconds=1000)
+        shutil.rmtree(tmp_path / "ttsv-ray-x")  # as a cluster that starts does
+        rig.worker._turn()
+        assert self.states(lab) == {"one": "left", "host": "alive"}
+        with lab.database.read() as session:
+            assert list(session.scalars(select(WorkerRow.name))) == [rig.worker.name]
+        assert lab.experiment(experiment_id).worker == rig.worker.name
+        rig.worker._drain()
 
     def test_and_with_every_beat(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         written: list[object] = []
