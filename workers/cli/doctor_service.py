@@ -314,7 +314,10 @@ def _work(database: "Database", settings: "Settings") -> Iterator[Finding]:
         yield _workers.wrong(says, "ttsv worker")
     else:
         yield _workers.warning("no worker was heard of in the last minute; nothing waits for one", "ttsv worker")
-    for sign, silent in gone[:_MOST_LINES]:
+    # Where the next one was started already, whoever follows the mend would start a second one.
+    newest = {_host(sign): sign.started_at for sign, _ in sorted(here, key=lambda one: one[0].started_at)}
+    missed = [one for one in gone if newest.get(_host(one[0]), one[0].started_at) <= one[0].started_at]
+    for sign, silent in missed[:_MOST_LINES]:
         yield _workers.warning(f"not heard of any more: {_shown(sign, silent)}", "ttsv worker  # on its machine")
     for node in [node for node in nodes if node.problem is not None][:_MOST_LINES]:
         says = f"machine {node.host} ({node.state}): {node.problem}"

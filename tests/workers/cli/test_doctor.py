@@ -539,6 +539,15 @@ class TestWorkers:
         greet(database, "gone", 7300)
         is_warning(self.look(lab), "not heard of any more: gone (8 CPUs, 2 GPUs) 2 h ago", "ttsv worker")
 
+    def test_one_that_another_of_its_machine_has_replaced(self, lab: Settings, database: Database) -> None:
+        greet(database, "lab-1", 540, since=7200)
+        greet(database, "lab-2", since=7300)
+        is_warning(self.look(lab), "not heard of any more: lab-1 (8 CPUs, 2 GPUs) 9 min ago", "ttsv worker")
+        greet(database, "other-4", since=60)
+        is_warning(self.look(lab), "not heard of any more: lab-1 (8 CPUs, 2 GPUs) 9 min ago", "ttsv worker")
+        greet(database, "lab-3", since=500)
+        assert not [finding for finding in self.look(lab) if "not heard of any more" in finding.says]
+
     def test_one_whose_clock_is_ahead(self, lab: Settings, database: Database) -> None:
         greet(database, "ahead", -30)
         is_warning(self.look(lab), "the clock of worker ahead is 30 s ahead of ours", "timedatectl")
