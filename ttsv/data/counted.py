@@ -52,13 +52,23 @@ def class_count(name: str, shape: tuple[int, ...], low: int, high: int, *, known
     """
     count, _, *sizes = shape
     if not count or len(set(sizes)) != 1:
-        raise DataError(f"data set {name!r}: images of shape {shape} for {count} labels; they must be square")
+        fix = _channels_second(shape) or "they must be square"
+        raise DataError(f"data set {name!r}: images of shape {shape} for {count} labels; {fix}")
     if known == 1 or high >= MAX_CLASSES:
         raise DataError(f"data set {name!r}: {known or high + 1} classes; there must be 2 to {MAX_CLASSES}")
     classes = known or max(high + 1, 2)
     if low < 0 or high >= classes:
         raise DataError(f"data set {name!r}: labels outside 0 to {classes - 1}")
     return classes
+
+
+def _channels_second(shape: tuple[int, ...]) -> str | None:
+    """How square images whose channels seem to be last are brought into order."""
+    count, *sizes, last = shape
+    if len(sizes) < 2 or len(set(sizes)) != 1 or last not in (1, 3):
+        return None
+    axes = (0, len(sizes) + 1, *range(1, len(sizes) + 1))
+    return f"channels come second: {(count, last, *sizes)}; use x.transpose{axes}"
 
 
 def check_parts(name: str, parts: Mapping[str, int]) -> None:

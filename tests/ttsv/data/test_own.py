@@ -92,6 +92,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "not a number": ({"x_train": np.full((30, 2, 6, 6), np.nan, np.float32)}, r"outside \[0, 1\]"),
     "flat images": ({"x_train": pixels(30, 36)}, r"shape \(30, 36\)"),
     "oblong images": ({"x_train": pixels(30, 2, 6, 5)}, "must be square"),
+    "channels last": ({"x_train": pixels(30, 6, 6, 1)}, r"second: \(30, 1, 6, 6\); use x.transpose\(0, 3, 1, 2\)"),
+    "of volumes": ({"x_train": pixels(30, 4, 4, 4, 3)}, r"use x.transpose\(0, 4, 1, 2, 3\)"),
     "unknown layout": ({"layout": np.array("CHWN")}, "layout 'CHWN' must be one of NCHW, NHWC"),
     "layout of other dims": ({"layout": np.array("NCW")}, "layout 'NCW' must be one of NCHW, NHWC"),
     "too few labels": ({"y_train": labels(29)}, r"one whole number per image, \(30,\)"),
