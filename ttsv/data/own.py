@@ -1,5 +1,6 @@
 """The user's own sets: a NumPy archive, or a folder of images per class."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,13 @@ class Npz(Source):
         """Training images, then test images, channels second."""
         path = self._path(folder)
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                entries = {entry: archive[entry] for entry in archive.files}
+            with path.open("rb") as file:
+                with zipfile.ZipFile(file):  # NumPy takes what is none for pickled
+                    file.seek(0)
+                with np.load(file, allow_pickle=False) as archive:
+                    entries = {entry: archive[entry] for entry in archive.files}
         except BROKEN as error:
-            raise DataError(f"{path} is no whole archive of plain arrays: {error}") from error
+            raise DataError(f"{path} is no whole archive of plain arrays: {_reason(error)}") from error
         parts = parts_of(path, entries)
         layout = str(entries["layout"]) if "layout" in entries else None
         images = [_images(f"{path}: x_{part}", entries[f"x_{part}"], layout) for part in parts]
@@ -67,6 +71,12 @@ class Npz(Source):
 
     def _path(self, folder: Path) -> Path:
         return folder / f"{self.name}.npz"
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with an archive, without NumPy's advice to load it unsafely."""
+    said = str(error) or type(error).__name__
+    return "it holds what is no plain array, and nothing is unpickled" if "pickle" in said else said
 
 
 def _header(array: NDArray[Any]) -> Header:

@@ -130,11 +130,25 @@ class Bomb:
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     path = save(tmp_path, x_train=np.array([Bomb()] * 30), y_train=labels(30))
-    with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
+    with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays: .* nothing is unpickled"):
         load_dataset("npz:mine", tmp_path)
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(DataError, match=f"{path} is no whole archive"):
         load_dataset("npz:mine", tmp_path)
+
+
+def test_nobody_is_told_to_load_what_is_no_archive_unsafely(tmp_path: Path) -> None:
+    path = save(tmp_path, **GOOD)
+    for content in (b"junk" * 1000, b"junk" + path.read_bytes()):
+        path.write_bytes(content)
+        for call in (load_dataset, verify_dataset):
+            with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays: ") as refused:
+                call("npz:mine", tmp_path)
+            assert "allow_pickle" not in str(refused.value)
+    path.write_bytes(b"junk" * 1000)
+    for look in (load_dataset, own_info):
+        with pytest.raises(DataError, match="is no whole archive of plain arrays: File is not a zip file"):
+            look("npz:mine", tmp_path)
 
 
 @pytest.mark.parametrize("at", [0.02, 0.3, 0.6, 0.99])
@@ -183,8 +197,9 @@ def test_headers_that_are_none(tmp_path: Path, header: str) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train.npy", b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + bytes(9000))
     for call in (load_dataset, own_info):
-        with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
+        with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays") as refused:
             call("npz:mine", tmp_path)
+        assert "allow_pickle" not in str(refused.value)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
