@@ -127,7 +127,8 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
         if ContentRecord.find(name, folder) is not None:
             return False
         host = socket.gethostname()
-        fix = f"{_put(name)}, then `ttsv data sync {name}` on {host}, or try again"
+        put = "mend it on the head" if name in head.data_sets() else _put(name)
+        fix = f"{put}, then `ttsv data sync {name}` on {host}, or try again"
         raise DataError(f"dataset = {name!r}: it is not on {host}, and the head gives none ({theirs}): {fix}")
     hashes = {path: file.sha256 for path, file in theirs.files.items()}
     record = _readable_record(name, folder)

@@ -216,6 +216,14 @@ def test_one_of_the_users_own_that_nobody_has_is_put_there_and_not_downloaded(
     assert "data fetch" not in str(caught.value)
 
 
+def test_one_that_is_no_set_is_mended_where_it_is(head: Head, node: Path) -> None:
+    np.savez(head.root / "datasets/mine.npz", x_train=np.zeros((30, 1, 4, 4)), y_train=np.arange(30) % 3)
+    words = r"gives none \(.* type float64; .*\): mend it on the head, then `ttsv data sync npz:mine` on"
+    with pytest.raises(DataError, match=words) as caught:
+        bring_data_set("npz:mine", node, head, quiet)
+    assert "put mine.npz" not in str(caught.value)
+
+
 def test_what_the_head_has_is_told_before_its_first_use(head: Head, node: Path) -> None:
     datasets = head.root / "datasets"
     (datasets / "pets" / "train" / "cat").mkdir(parents=True)
