@@ -18,7 +18,9 @@ SECRET = "key-secret"
 """The file of the data folder with the secret under which keys are hashed."""
 _ID_BYTES = 8
 _SECRET_BYTES = 32
-_KEY = re.compile(r"ttsv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+PREFIX = "ttsv_"
+"""How every key begins."""
+_KEY = re.compile(rf"{PREFIX}([0-9a-f]{{16}})_([A-Za-z0-9_-]{{43}})")
 
 
 class Scope(StrEnum):
@@ -59,7 +61,7 @@ class NewKey:
 def new_key(installation: bytes) -> NewKey:
     """A random key, its secret hashed under the installation's."""
     key_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
-    return NewKey(key_id, f"ttsv_{key_id}_{secret}", hash_secret(installation, secret))
+    return NewKey(key_id, f"{PREFIX}{key_id}_{secret}", hash_secret(installation, secret))
 
 
 def split_key(text: str) -> tuple[str, str] | None:

@@ -11,7 +11,16 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.access import keys
-from service.access.security import ANYONE, SECRET, Principal, Scope, hash_secret, installation_secret, split_key
+from service.access.security import (
+    ANYONE,
+    PREFIX,
+    SECRET,
+    Principal,
+    Scope,
+    hash_secret,
+    installation_secret,
+    split_key,
+)
 from service.api.http.dependencies import Config, Db
 from service.database.engine import Database
 from service.errors import KeyRefusedError, ScopeError
@@ -40,11 +49,11 @@ def _principal(
 ) -> Principal:
     """Raises `KeyRefusedError` without a valid key, `ScopeError` where it does not allow this.
 
-    Where none is asked for, one that is sent counts all the same: whoever sends it means its project. What is no key of
-    ours, such as the token of a proxy in front, is left alone there.
+    Where none is asked for, one that is sent counts all the same: whoever sends it means its project. What does not
+    begin as ours do, such as the token of a proxy in front, is left alone there.
     """
     sent = credentials.credentials if credentials else None
-    if not settings.keys_required and (sent is None or split_key(sent) is None):
+    if not settings.keys_required and (sent is None or not sent.startswith(PREFIX)):
         if request.method not in _SAFE and "origin" in request.headers and not sent_from_our_pages(request):
             # Without keys this is all that keeps a page on another site from cancelling what its reader runs here.
             raise ScopeError("another site's page sent this request; only this service's own pages may")

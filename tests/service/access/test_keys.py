@@ -113,6 +113,8 @@ class TestGuard:
         posted = api.post("/v1/experiments", json=SPEC, headers=writer)
         assert posted.json()["owner"] == "grace"
         assert api.post("/v1/experiments", json=SPEC).json()["owner"] is None
+        cut = api.post("/v1/experiments", json=SPEC, headers=bearer("ttsv_768b2c93f43cee89"))
+        assert (cut.status_code, "this is no key: a key is ttsv_<16" in cut.json()["detail"]) == (401, True)
         seen = api.get("/v1/experiments", headers=reader).json()["items"]
         assert [experiment["owner"] for experiment in seen] == ["grace"]
         unknown = bearer("ttsv_0123456789abcdef_" + 43 * "x")
