@@ -1,11 +1,16 @@
 """The head's data folder as a store on another node: each call goes to the depot, and again where that died."""
 
+import contextlib
 import errno
 import hashlib
 import logging
+import os
 import secrets
+import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import ray
@@ -30,6 +35,7 @@ PATIENCE_SECONDS = 300.0
 _PAUSE_SECONDS = 1.0
 _IN_FLIGHT = 3
 """Pieces of a file that are under way at once: Ray keeps them in little memory, and many trials send."""
+_STDERR = 2
 
 
 class AwayError(TrialError):
@@ -199,7 +205,8 @@ def join_head(address: str) -> RemoteFolder:
     if (words := no_ray_at(address)) is not None:
         raise UserError(words)
     try:
-        note = Notes(address).heads.get("head")
+        with _unsaid():
+            note = Notes(address).heads.get("head")
         if note is None or note.data_dir is None or note.node is None:
             raise UserError(f"Ray answers at {address}, and no worker says there where its data folder is; start it")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -215,3 +222,17 @@ def join_head(address: str) -> RemoteFolder:
             f"this machine is no node of {address} ({reason}): start `ttsv node` here, and sync while it runs"
         ) from error
     return RemoteFolder(Home(note.data_dir, note.node, beacon="", token=""))
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keeps from standard error what Ray's own code writes there beside the error that it raises."""
+    sys.stderr.flush()
+    kept = os.dup(_STDERR)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)

@@ -13,14 +13,15 @@ import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
+from ray.exceptions import ActorDiedError, AuthenticationError, GetTimeoutError, RayTaskError
 
+from service.errors import UserError
 from service.settings import Settings
 from service.storage import Folder, copy_out, marked, trouble_of
 from workers.node.depot import remote as remotes
 from workers.node.depot import server
 from workers.node.depot.home import Home, light_beacon
-from workers.node.depot.remote import AwayError, RemoteFolder
+from workers.node.depot.remote import AwayError, RemoteFolder, join_head
 from workers.node.depot.server import Depot
 
 Happening = Callable[[str, tuple[Any, ...]], str]
@@ -294,3 +295,19 @@ def test_a_depot_at_work_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (seen, depot.is_idle()) == ([False], True)
     monkeypatch.setattr(server, "IDLE_SECONDS", 900.0)
     assert not depot.is_idle()  # it was asked just now
+
+
+def test_a_wrong_token_is_said_in_our_words_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(address: str) -> None:
+        os.write(2, b"gcs_client.cc:210: Failed to get cluster ID\n")  # past Python, as Ray's own code does
+        raise AuthenticationError("InvalidAuthToken")
+
+    monkeypatch.setattr(remotes, "no_ray_at", lambda address: None)
+    monkeypatch.setattr(remotes, "Notes", refuse)
+    with pytest.raises(UserError, match="the token is not that of the cluster at head:6379"):
+        join_head("head:6379")
+    assert capfd.readouterr().err == ""
+    os.write(2, b"heard\n")
+    assert capfd.readouterr().err == "heard\n"
