@@ -90,8 +90,9 @@ class TuneCallback(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""
         trial_id = job_of(trial).trial_id
+        began = self._watchdog.has_spoken(trial_id)
         if self._watchdog.ended(trial_id):
-            reason, charged, longest_rest = death_of(trial, self._memory_gib)
+            reason, charged, longest_rest = death_of(trial, self._memory_gib, began=began)
             logger.warning("trial %d lost its process: %s", trial_id, reason)
             self._recorder.died(trial_id, reason, charged=charged, longest_rest=longest_rest)
 

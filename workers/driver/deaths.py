@@ -104,15 +104,19 @@ def _remember(trial: Any, exc: Exception | None = None) -> None:
     trial.temporary_state.said = str(exc)
 
 
-def death_of(trial: Trial, memory_gib: float) -> Death:
-    """What became of a trial's process, for each of which so much of its node's memory is reserved."""
+def death_of(trial: Trial, memory_gib: float, *, began: bool = True) -> Death:
+    """What became of a trial's process, for each of which so much of its node's memory is reserved.
+
+    Of one in which the trial never `began` nothing is held against it: no code of it ran there.
+    """
     said = reason_of(trial)
     if _MEMORY.search(said):
-        return Death(_short_of_memory(said), _needs_too_much(said, memory_gib), rests.LONGEST_SECONDS)
+        charged = began and _needs_too_much(said, memory_gib)
+        return Death(_short_of_memory(said), charged, rests.LONGEST_SECONDS)
     reason = said[-_REASON_CHARACTERS:]
-    if _GPU_LOST in said or _DISK.search(said):
-        return Death(reason, charged=False, longest_rest=rests.LONGEST_OF_HINDERED)
     unheld = any(words in said for words in (NOT_TAKEN, UNABLE, _KILLED, _PROCESS)) or _NODE_DIED.search(said)
+    if _GPU_LOST in said or _DISK.search(said) or not (began or unheld):
+        return Death(reason, charged=False, longest_rest=rests.LONGEST_OF_HINDERED)
     return Death(reason, charged=not unheld)
 
 

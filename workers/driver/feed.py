@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database.outages import Backoff
 from service.errors import LeaseLostError
-from workers.driver.hanging import unlimited
+from workers.driver.hanging import turn, unlimited
 from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
@@ -34,6 +34,8 @@ PLACE_SECONDS = 5.0
 """So long a trial that was handed out may wait for room before free processes are for it, and not for later ones."""
 ELSEWHERE_SECONDS = 10.0
 """So long a trial that was handed out waits for another node than that on which it was hindered last."""
+STARTING_SECONDS = 600.0
+"""So long a process may take from when it has room until its trial begins: to import torch may take minutes."""
 HINDERED_SECONDS = 10.0
 """So long none begins on a node where one trial after the other was hindered."""
 ENDLESS = 2**31
@@ -147,6 +149,7 @@ class Feed(Searcher):
         self.handed_out = 0
         self._at_work: dict[str, int] = {}
         self._since: dict[str, float] = {}
+        self._starting: dict[str, float] = {}
         self._clearing: int | None = None
         self._withdrawn = Counter[int]()
         """How often each was, which took a number of an attempt each time."""
@@ -183,6 +186,7 @@ class Feed(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's configuration, None while there is none, or FINISHED."""
+        turn()  # Tune may ask for minutes in one of its steps, until a loss is stored
         if self._stopped.is_set():
             return Searcher.FINISHED
         with self._settling:
@@ -255,6 +259,14 @@ class Feed(Searcher):
     def waited(self, trial_id: str) -> float:
         """For how many seconds what Tune calls so has been handed out."""
         return time.monotonic() - self._since.get(trial_id, math.inf)
+
+    def stuck(self, starting: Iterable[str]) -> list[str]:
+        """Of what Tune calls so, and for which a process starts now, that for which it has for too long."""
+        now = time.monotonic()
+        self._starting = {one: self._starting.get(one, now) for one in starting}
+        found = [one for one, since in self._starting.items() if now - since > STARTING_SECONDS]
+        self._starting |= dict.fromkeys(found, now)  # they are to end now
+        return found
 
     def shunned_by(self, trial_id: str) -> tuple[str, ...]:
         """The nodes on which what Tune calls so must not begin now."""

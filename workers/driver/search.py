@@ -73,6 +73,7 @@ class SearchTrials(Feed):
             if tried.state in _FINAL_WITH_VALUE and tried.value is not None and tried.point:
                 self._remember(tried.point, tried.value)
         self._names: dict[str, str] = {}
+        self._told: set[int] = set()
         self._values = {tried.trial_id: tried.value for tried in history if tried.value is not None}
         """The newest of each trial: one whose process ends in its evaluation trains no epoch in the next."""
         self._waiting: _Candidate | None = None
@@ -93,8 +94,10 @@ class SearchTrials(Feed):
             value = None
         if self._optuna is not None and trial_id in self._names:
             self._optuna.tell(self._names.pop(trial_id), value)
-        elif value is not None and (point := self._points.get(number)):
+        elif value is not None and number not in self._told and (point := self._points.get(number)):
             self._remember(point, value)
+        if value is not None:
+            self._told.add(number)  # its end may be refused, and come again
         super().on_trial_complete(trial_id, result, error)
 
     def withdraw(self, trial_id: str) -> None:

@@ -1,5 +1,6 @@
 """One pass of Ray Tune over the unfinished trials of an experiment."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
@@ -22,7 +24,7 @@ from service.specs.search import best_direction
 from service.specs.spec import Asha, ExperimentSpec, Fifo
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.deaths import survive_deaths
-from workers.driver.feed import ENDLESS, PLACE_SECONDS, Feed
+from workers.driver.feed import ENDLESS, PLACE_SECONDS, STARTING_SECONDS, Feed
 from workers.driver.hanging import ended_if_hung
 from workers.driver.recorder import Recorder
 from workers.driver.signs import SignReader
@@ -33,6 +35,8 @@ from workers.node.depot.home import Home
 from workers.trial_process.messages import EpochReport, FailureReport, RunTrial, TuneConfig
 from workers.trial_process.signs import signs
 from workers.trial_process.trainable import Reservation, TrialTrainable
+
+logger = logging.getLogger(__name__)
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -211,6 +215,7 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
     _let_go(tuner)
     feed.watch(tuner._actor_cache)
     _send_elsewhere(tuner, feed)
+    _end_stuck(tuner, feed)
     late: list[Trial] = [trial for trial in tuner._pending_trials if _is_late(tuner, trial, feed)]
     if late:
         return max(late, key=lambda trial: _precedence(trial, feed))
@@ -299,6 +304,20 @@ def _send_elsewhere(tuner: Any, feed: Feed) -> None:
         tuner._resources_to_pending_trials[trial.placement_group_factory].add(trial)
         if trial not in tuner._pending_trials_list:
             tuner._pending_trials_list.append(trial)
+
+
+def _end_stuck(tuner: Any, feed: Feed) -> None:
+    """Ends processes that have room, and in which no trial begins: nobody else hears of one that hangs as it starts."""
+    started, live = tuner._started_actors, tuner._actor_manager._live_actors_to_ray_actors_resources
+    processes = {
+        trial.trial_id: live[actor][0]
+        for trial, actor in tuner._trial_to_actor.items()
+        if actor in live and (actor not in started or trial in tuner._resetting_trials)
+    }
+    for name in feed.stuck(processes):
+        logger.warning("a process has not begun with its trial for %g s: killing it", STARTING_SECONDS)
+        with contextlib.suppress(RayError):  # it is tried again
+            ray.kill(processes[name])
 
 
 class _First(FIFOScheduler):

@@ -116,6 +116,12 @@ class Watchdog:
             attempt.yields_at = max(attempt.yields_at, self._now() + LEAVE_SECONDS)
         attempt.actor.give_way.remote().future().add_done_callback(partial(self._has_left, attempt))
 
+    def has_spoken(self, trial_id: int) -> bool:
+        """Whether the process said that it is at work on the trial: before that nothing of this one ran in it."""
+        with self._lock:
+            attempt = self._running.get(trial_id)
+            return attempt is not None and attempt.node is not None
+
     def running(self) -> dict[int, Job | None]:
         """The jobs that are at work, by trial."""
         with self._lock:

@@ -77,12 +77,15 @@ def test_a_data_folder_that_was_not_found_is_looked_for_here_too(failure: str) -
 
 
 def test_the_recorder_hears_of_a_death_whose_doing_it_was() -> None:
-    recorder, trial = MagicMock(), tunes_trial()
+    watchdog, trial = MagicMock(), tunes_trial()
     trial.temporary_state.said = "it runs low: 9 GB / 10 GB, running low on memory"
-    TuneCallback(recorder, MagicMock(), MagicMock(), memory_gib=4.0).on_trial_error(0, [], trial)
-    reason, charged, longest_rest = death_of(trial, 4.0)
-    assert recorder.mock_calls == [call.died(7, reason, charged=charged, longest_rest=longest_rest)]
-    assert longest_rest > 0
+    for began in (True, False):
+        recorder, watchdog.has_spoken.return_value = MagicMock(), began
+        TuneCallback(recorder, watchdog, MagicMock(), memory_gib=4.0).on_trial_error(0, [], trial)
+        reason, charged, longest_rest = death_of(trial, 4.0, began=began)
+        assert recorder.mock_calls == [call.died(7, reason, charged=began, longest_rest=longest_rest)]
+        assert (charged, longest_rest > 0) == (began, True)
+    assert watchdog.mock_calls[:2] == [call.has_spoken(7), call.ended(7)], "which forgets it"
 
 
 def test_what_was_killed_on_purpose_did_not_die() -> None:

@@ -106,6 +106,14 @@ def test_what_ends_a_process_before_a_trial_is_in_it_is_nobodys_fault(words: str
     assert died(words)[1:] == (False, LONGEST_OF_HINDERED if rests else 0.0), "or the process has waited by itself"
 
 
+@pytest.mark.parametrize("words", [*PROCESS_DIED, BROKEN, *NODE_DIED, DISK_FULL])
+def test_of_a_process_in_which_it_never_began_nothing_is_held_against_a_trial(words: str) -> None:
+    """No code of it ran there; what ends processes as they start rests, and would end the next one too."""
+    _, charged, longest_rest = death_of(of_which_ray_said(words), 0.0, began=False)
+    assert not charged
+    assert longest_rest == (0.0 if words in NODE_DIED else LONGEST_OF_HINDERED)
+
+
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
     assert death_of(of_which_ray_said(None), 0.0) == Death("the process died, and Ray does not say why", charged=True)
 

@@ -172,8 +172,11 @@ def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
             _may_keep_one=None, decrease_max=lambda key: lessened.append(key), has_cached_object=lambda _key: False
         ),
         _actor_manager=SimpleNamespace(
-            _pending_actors_to_attrs={"w": 1}, remove_actor=lambda actor: gone.append(actor)
+            _pending_actors_to_attrs={"w": 1},
+            _live_actors_to_ray_actors_resources={},
+            remove_actor=lambda actor: gone.append(actor),
         ),
+        _started_actors=set(),
         _pending_trials={waiting, new, beginning},
         _pending_trials_list=[beginning],
         _staged_trials={waiting, beginning},
@@ -216,7 +219,10 @@ def test_a_free_process_is_for_what_has_waited_long_for_room(monkeypatch: pytest
         _stopped_trials=set(),
         _failed_trials=set(),
         _actor_cache=SimpleNamespace(_may_keep_one=None, has_cached_object=lambda key: key in cached),
-        _actor_manager=SimpleNamespace(_pending_actors_to_attrs={"l": 1, "o": 1}),
+        _actor_manager=SimpleNamespace(
+            _pending_actors_to_attrs={"l": 1, "o": 1}, _live_actors_to_ray_actors_resources={}
+        ),
+        _started_actors=set(),
         _pending_trials={starting, lost, other, new},
         _pending_trials_list=[starting, new],  # Tune drops what it asked for room for
         _trial_to_actor={starting: "s", lost: "l", other: "o", again: "a"},
@@ -230,6 +236,45 @@ def test_a_free_process_is_for_what_has_waited_long_for_room(monkeypatch: pytest
     monkeypatch.setattr("workers.driver.tuner.PLACE_SECONDS", 0.0)
     cached.clear()
     assert scheduler.choose_trial_to_run(controller) is new, "there is no process that would be for it"
+
+
+def test_a_process_that_hangs_as_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or as it is to take its next trial. It has its place, and no trial of which anybody could hear nothing."""
+    killed = list[Any]()
+    monkeypatch.setattr("workers.driver.tuner.ray.kill", killed.append)
+    monkeypatch.setattr("workers.driver.feed.STARTING_SECONDS", 0.1)
+    table = Table(5, slots=5)
+    placeless, starting, resetting, training = (Handed() for _ in range(4))
+    for handed, name in zip((placeless, starting, resetting, training), "psrt", strict=True):
+        handed.trial_id = name
+    actors = {placeless: "P", starting: "S", resetting: "R", training: "T"}
+    tuner: Any = SimpleNamespace(
+        _stopped_trials=set(),
+        _failed_trials=set(),
+        _actor_cache=SimpleNamespace(_may_keep_one=None, has_cached_object=lambda _key: False),
+        _actor_manager=SimpleNamespace(
+            _pending_actors_to_attrs={"P": 1},
+            _live_actors_to_ray_actors_resources={name: (f"process {name}", "room") for name in "SRT"},
+        ),
+        _pending_trials=set(),
+        _pending_trials_list=[],
+        _trial_to_actor=actors,
+        _started_actors={"R", "T"},
+        _resetting_trials={resetting},
+    )
+    scheduler: Any = make_scheduler(Fifo(), table.feed)
+    controller: Any = SimpleNamespace(_tune_controller=tuner)
+    scheduler.choose_trial_to_run(controller)
+    assert killed == []
+    time.sleep(0.15)
+    scheduler.choose_trial_to_run(controller)
+    assert killed == ["process S", "process R"]
+    scheduler.choose_trial_to_run(controller)
+    assert len(killed) == 2, "that takes a moment"
+    tuner._started_actors.add("S")
+    time.sleep(0.15)
+    scheduler.choose_trial_to_run(controller)
+    assert killed[2:] == ["process R"]
 
 
 @pytest.mark.parametrize(("alone", "gpus"), [(False, 0.5), (True, 1.0)])
@@ -405,6 +450,17 @@ class TestTwice:
         table.feed.settled(1)
         table.feed.settled(3)
         assert table.suggest("e") == 1
+
+    def test_however_long_that_takes_the_driver_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Tune asks again and again within one step, which would seem to hang: a database may be away for long."""
+        turns = list[int]()
+        monkeypatch.setattr("workers.driver.feed.turn", lambda: turns.append(1))
+        table = Table(2, slots=1)
+        table.suggest("a")
+        table.feed.on_trial_complete("a", error=True)
+        turns.clear()
+        assert [table.suggest("b"), table.suggest("b")] == [None, None]
+        assert len(turns) == 2
 
     def test_settled_before_tune_says_so(self) -> None:
         """The watchdog's verdict may be stored before Tune hears of the process's end."""

@@ -295,6 +295,18 @@ def test_a_trial_that_only_evaluates_again_teaches_what_it_had_trained(new_drive
     assert [trial.value for trial in study.trials if trial.state.name == "COMPLETE"] == [0.9]
 
 
+def test_an_end_that_was_refused_and_comes_again_teaches_once() -> None:
+    """As where its files were not to be seen: it trained nothing else meanwhile."""
+    rows = Rows()
+    trials = rows.search(search_of("optuna"))
+    for name in "ab":
+        assert trials.suggest(name)["job"]["trial_id"] == 1
+        trials.on_trial_result(name, {"val_accuracy": 0.9, "report": EPOCH})
+        trials.on_trial_complete(name, {"report": ResultReport(Mock(), [])})
+        trials.settled(1)
+    assert [trial.value for trial in study_of(trials).trials if trial.state.name == "COMPLETE"] == [0.9]
+
+
 @pytest.mark.slow
 def test_failures_teach_nothing() -> None:
     """A diverged trial's last accuracy is no outcome."""
@@ -417,7 +429,8 @@ class TestHalving:
             _stopped_trials=set(),
             _failed_trials=set(),
             _actor_cache=cache,
-            _actor_manager=SimpleNamespace(_pending_actors_to_attrs={}),
+            _actor_manager=SimpleNamespace(_pending_actors_to_attrs={}, _live_actors_to_ray_actors_resources={}),
+            _started_actors=set(),
             _pending_trials_list=["gone", *waiting],
             _pending_trials=set(waiting),
             _trial_to_actor={},

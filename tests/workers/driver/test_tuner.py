@@ -98,7 +98,11 @@ def test_what_waits_for_room_is_taken_back_when_fewer_may_run(
         search_alg=SearchGenerator(feed), scheduler=scheduler, callbacks=_create_default_callbacks([_NoProgress()])
     )
     gone: list[str] = []
-    tune._actor_manager = SimpleNamespace(_pending_actors_to_attrs={"room": 1, "lost": 1}, remove_actor=gone.append)
+    tune._actor_manager = SimpleNamespace(
+        _pending_actors_to_attrs={"room": 1, "lost": 1},
+        _live_actors_to_ray_actors_resources={},
+        remove_actor=gone.append,
+    )
 
     def hand_out(name: str) -> Trial:
         trial = Trial("stub", stub=True, trial_id=name, config=feed.suggest(name))

@@ -124,6 +124,18 @@ def test_however_much_it_says(killer: Killer) -> None:
     assert killer.said == [(1, Verdict.TIMEOUT, 0.3)]
 
 
+def test_a_process_has_spoken_once_it_said_where_it_is(killer: Killer) -> None:
+    watchdog = killer.watchdog()
+    assert not watchdog.has_spoken(1)
+    watchdog.began(1, "actor 1")
+    assert not watchdog.has_spoken(1)
+    watchdog.heard(1, "a node")
+    watchdog.heard(1)
+    assert watchdog.has_spoken(1)
+    watchdog.ended(1)
+    assert not watchdog.has_spoken(1)
+
+
 @pytest.mark.slow
 def test_while_it_waits_for_files_its_time_stands_still(killer: Killer) -> None:
     """A store may be away for minutes, and the head read a data set for longer."""
