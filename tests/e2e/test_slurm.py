@@ -64,7 +64,7 @@ def test_one_node(tmp_path: Path) -> None:
 
 POOL = [
     "scontrol show hostnames gpu[1-2]",
-    "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --exclude=gpu1 ttsv node --head gpu1:6379 "
+    "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 --exclude=gpu1 ttsv node --head gpu1:6379 "
     "--token-file {data}/token database=none",
     "ttsv worker --until-idle --requeue head=gpu1 cpus=12",
 ]
