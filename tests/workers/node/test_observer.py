@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,9 @@ from tests.workers.conftest import wait_for
 from workers.node import observer
 from workers.node.notes import Complaint, Folder, HeadNote, NodeNote
 from workers.node.observer import Answer, Books, Observer, Questions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
 MACHINE = Machine(VERSIONS, (), 64.0, 10.0, True)
@@ -69,6 +72,11 @@ class Board:
         )
         self.infos.append(info)
         return info
+
+
+def stand_at(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Has the observer alone go by a clock: loops of other threads, which go by the real one, would stand still."""
+    monkeypatch.setattr(observer, "time", SimpleNamespace(time=time.time, monotonic=clock))
 
 
 class Asked:
@@ -252,7 +260,7 @@ def test_the_note_of_a_machine_on_which_ray_did_not_start_goes(
     looking.look()
     moment = time.monotonic() + observer._STRANGER_SECONDS + 1
     assert board.nodes.names() == ["a", "b"], "it may be starting"
-    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    stand_at(monkeypatch, lambda: moment)
     looking.look()
     assert board.nodes.names() == ["a"]
 
@@ -286,7 +294,7 @@ class TestBooks:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr(observer, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock.now))
+        stand_at(monkeypatch, lambda: clock.now)
         return clock
 
     def seen(self, looking: Observer, clock: SimpleNamespace, moment: float) -> list[str]:
@@ -511,7 +519,7 @@ class TestQuestions:
             assert questions.answer(self.NODE, HEAD) == Answer(machine, "another data set")
         assert ray.asked == [self.NODE]
         moment = time.monotonic() + observer.ASK_AGAIN_SECONDS
-        monkeypatch.setattr(time, "monotonic", lambda: moment)
+        stand_at(monkeypatch, lambda: moment)
         questions.answer(self.NODE, HEAD)
         assert questions.answer(self.NODE, HEAD).problem is None
         assert ray.asked == [self.NODE] * 2
@@ -548,8 +556,7 @@ class TestQuestions:
             ray.run()
             assert said in (questions.answer(self.NODE, head).problem or "")
             ray.answer = None
-        clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
+        stand_at(monkeypatch, lambda: time.monotonic() + 31)
         fits = dataclasses.replace(head, data_dir=str(tmp_path))
         questions.answer(self.NODE, fits)
         ray.run()
@@ -588,8 +595,7 @@ class TestQuestions:
         for _ in range(4):
             assert questions.answer(self.NODE, HEAD).problem
         assert len(ray.asked) == 1
-        clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
+        stand_at(monkeypatch, lambda: time.monotonic() + 31)
         questions.answer(self.NODE, HEAD)
         assert len(ray.asked) == 2
         ray.answer = machine_as_json(MACHINE), time.time(), True, []
