@@ -236,7 +236,7 @@ def test_of_a_cell_of_many_trials_those_without_a_result_are_not_read(
     finish: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a result of a grid of ten thousand seeds took half a second, and its driver ten MiB."""
+    """Else each result of a grid of ten thousand seeds read all of them, and its driver kept room for that."""
     submit(seeds=50)
     lease, add, rows, asked = claim(), CellResults.add, list[Any](), list[str]()
 
